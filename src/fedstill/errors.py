@@ -1,0 +1,34 @@
+"""The one kind of error a user can cause: a clear line, no traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["FedstillError", "nearest", "unknown"]
+
+
+class FedstillError(Exception):
+    """A mistake in a configuration, a path, a file or a request; the command line prints it and exits with status 2."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name closest to ``name``, or None where nothing is close.
+
+    >>> nearest("fedagv", ["fedavg", "moon"])
+    'fedavg'
+    """
+    found = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def unknown(kind: str, name: str, valid: Iterable[str]) -> FedstillError:
+    """The error for a name that is not among the valid ones, with the nearest one where there is one.
+
+    >>> str(unknown("algorithm", "fedagv", ["fedavg", "moon"]))
+    "unknown algorithm 'fedagv'; did you mean 'fedavg'?"
+    """
+    names = sorted(valid)
+    close = nearest(name, names)
+    hint = f"did you mean '{close}'?" if close else "valid: " + ", ".join(names)
+    return FedstillError(f"unknown {kind} '{name}'; {hint}")
