@@ -1,0 +1,116 @@
+import json
+
+import pytest
+from runfolders import write_comparison, write_run
+
+from fedstill.errors import FedstillError
+from fedstill.report.runs import find_runs, load_run
+
+
+def test_a_whole_run_has_no_problem(tmp_path):
+    run = load_run(write_run(tmp_path, "feddf", seed=3, rounds=5))
+    assert run.problems == []
+    assert (run.algorithm, run.seed, len(run.history), run.finished) == ("feddf", 3, 5, True)
+    assert len(run.clients) == 6
+    assert len(run.classes) == 10
+
+
+def test_finds_each_run_once_in_natural_order(tmp_path):
+    write_comparison(tmp_path / "cmp", algorithms=("feddf",), seeds=(0, 2, 10), rounds=2)
+    write_run(tmp_path / "single", rounds=2)
+    (tmp_path / "cmp" / "config.toml").write_text("rounds = 2\n")
+    found = find_runs([tmp_path / "cmp", tmp_path / "single", tmp_path / "cmp" / "feddf"])
+    assert [str(p.relative_to(tmp_path)) for p in found] == [
+        "cmp/feddf/seed0",
+        "cmp/feddf/seed2",
+        "cmp/feddf/seed10",
+        "single",
+    ]
+
+
+def test_a_folder_that_is_not_there_is_a_clear_line(tmp_path):
+    with pytest.raises(FedstillError, match="no such folder"):
+        find_runs([tmp_path / "nowhere"])
+
+
+def test_an_interrupted_run_says_how_far_it_came(tmp_path):
+    write_run(tmp_path, rounds=8)
+    (tmp_path / "summary.json").unlink()
+    lines = (tmp_path / "history.jsonl").read_text().splitlines()
+    (tmp_path / "history.jsonl").write_text("\n".join(lines[:3]) + "\n" + lines[3][:40])
+    run = load_run(tmp_path)
+    assert not run.finished
+    assert run.final_accuracy == json.loads(lines[2])["accuracy"]
+    assert run.best_accuracy == max(json.loads(line)["accuracy"] for line in lines[:3])
+    told = "\n".join(run.problems)
+    assert "summary.json is missing" in told
+    assert "skipped 1 damaged line (4)" in told
+    assert "3 of 8 rounds" in told
+
+
+def test_damaged_files_are_named(tmp_path):
+    write_run(tmp_path)
+    (tmp_path / "config.toml").write_text("seed = = 1")
+    (tmp_path / "summary.json").write_bytes(b"\xff\xfe{")
+    (tmp_path / "clients.json").write_text("[1, 2]")
+    run = load_run(tmp_path)
+    assert [p.split(" ")[0] for p in run.problems] == ["config.toml", "summary.json", "clients.json"]
+    assert len(run.history) == 8
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", '{"round": "1"}', '{"accuracy": 1}', "null", '{"round": true}', '{"round": 1', "[" * 100_000]
+)
+def test_lines_that_are_no_round_are_skipped(tmp_path, line):
+    (tmp_path / "history.jsonl").write_text(line + "\n" + '{"round": 2, "accuracy": 0.25}\n')
+    run = load_run(tmp_path)
+    assert [x["round"] for x in run.history] == [2]
+    assert any("damaged line (1)" in p for p in run.problems)
+
+
+def test_values_of_the_wrong_shape_are_left_out_and_named(tmp_path):
+    bad = {
+        "round": 1,
+        "accuracy": float("nan"),
+        "domains": [1],
+        "seconds": {"train": "x"},
+        "dropped": 3,
+        "weights": None,
+    }
+    (tmp_path / "history.jsonl").write_text(json.dumps(bad) + "\n")
+    run = load_run(tmp_path)
+    line = run.history[0]
+    assert line["accuracy"] is None
+    assert line["domains"] == {}
+    assert line["seconds"] == {"train": None}
+    assert line["dropped"] == []
+    told = "\n".join(run.problems)
+    for name in ("accuracy", "domains", "seconds.train", "dropped"):
+        assert f"'{name}'" in told
+
+
+def test_a_repeated_round_counts_once_and_the_later_line_stands(tmp_path):
+    lines = [
+        {"round": 1, "accuracy": 0.1},
+        {"round": 2, "accuracy": 0.2},
+        {"round": 2, "accuracy": 0.3},
+        {"round": 5, "accuracy": 0.4},
+    ]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    run = load_run(tmp_path)
+    assert [x["accuracy"] for x in run.history] == [0.1, 0.3, 0.4]
+    assert any("2 rounds missing (3, 4)" in p for p in run.problems)
+
+
+def test_a_summary_that_disagrees_with_the_history_is_told(tmp_path):
+    write_run(tmp_path)
+    said = json.loads((tmp_path / "summary.json").read_text())
+    (tmp_path / "summary.json").write_text(json.dumps(said | {"final_accuracy": 0.99}))
+    assert any("0.9900" in p for p in load_run(tmp_path).problems)
+
+
+def test_rounds_to_a_target_the_summary_does_not_know_come_from_the_history(tmp_path):
+    run = load_run(write_run(tmp_path, targets=()))
+    first = next(x["round"] for x in run.history if x["accuracy"] >= 0.4)
+    assert run.rounds_to("0.4") == first
+    assert run.rounds_to("1.1") is None
