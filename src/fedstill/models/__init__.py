@@ -1,0 +1,134 @@
+"""Classifiers by name, all split into ``features`` and ``head``, and generators.
+
+Besides the built-in names there are ``torchvision:NAME`` and ``module.path:callable`` for a user's own network.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedstill.errors import FedstillError, unknown
+
+from . import cnn, heads, mlp, resnet
+from .network import Architecture, Network
+from .weights import load_weights
+from .wrapped import from_callable, from_torchvision
+
+__all__ = ["Network", "build", "describe", "load_weights", "names"]
+
+_ARCHITECTURES: dict[str, Architecture] = {
+    **mlp.ARCHITECTURES,
+    **cnn.ARCHITECTURES,
+    **resnet.ARCHITECTURES,
+}
+
+
+def names() -> list[str]:
+    """Every built-in model.
+
+    >>> names()[:4]
+    ['mlp', 'cnn', 'lenet', 'resnet8']
+    """
+    return list(_ARCHITECTURES)
+
+
+def describe(name: str) -> str:
+    """One line on a built-in model, with its paper and the norms it takes.
+
+    >>> describe("lenet")
+    "MOON's simple CNN, conv5 6, conv5 16, 120, 84 (Li et al. 2021); no norm"
+    """
+    architecture = _architecture(name)
+    norms = "norm " + ", ".join(architecture.norms) if architecture.norms else "no norm"
+    return f"{architecture.summary}; {norms}"
+
+
+def build(
+    name: str,
+    *,
+    classes: int,
+    shape: Sequence[int],
+    norm: str = "batch",
+    seed: int | None = None,
+    projection: int | None = None,
+    bottleneck: int | None = None,
+    weights: str | Path | None = None,
+    **options: Any,
+) -> Network:
+    """A network for inputs of ``shape`` (channels, height, width).
+
+    ``norm`` is "batch", "group" (with the option ``groups``, 2 by default) or "none", as far as the model takes it;
+    a model that has no normalisation by design accepts the default. With ``seed`` the initial weights depend on the
+    seed alone, and the global random state is left as it was. ``projection`` and ``bottleneck`` are widths of the
+    parts in :mod:`fedstill.models.heads`; ``weights`` is a file of pretrained weights.
+
+    >>> net = build("resnet8", classes=10, shape=(3, 32, 32), seed=0)
+    >>> sum(p.numel() for p in net.parameters()), net.feature_dim
+    (78042, 64)
+    """
+    shape = tuple(shape)
+    if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
+        raise FedstillError(f"shape = {list(shape)}: sizes are positive integers")
+    if classes < 1:
+        raise FedstillError(f"classes = {classes}: a classifier needs at least one")
+    if projection is not None and bottleneck is not None:
+        raise FedstillError("a model has either a projection or a bottleneck, not both")
+    for option, value in (("projection", projection), ("bottleneck", bottleneck)):
+        if value is not None and value < 1:
+            raise FedstillError(f"{option} = {value}: a width is at least 1")
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        if name.startswith("torchvision:"):
+            network = from_torchvision(name, classes=classes, shape=shape, norm=norm, **options)
+        elif ":" in name:
+            network = from_callable(name, classes=classes, shape=shape, norm=norm, **options)
+        else:
+            network = _builtin(name, classes, shape, norm, options)
+        if projection is not None:
+            network = heads.projection(network, projection)
+        if bottleneck is not None:
+            network = heads.bottleneck(network, bottleneck)
+    if weights is not None:
+        load_weights(network, weights)
+    return network
+
+
+def _architecture(name: str) -> Architecture:
+    if name not in _ARCHITECTURES:
+        raise unknown("model", name, _ARCHITECTURES)
+    return _ARCHITECTURES[name]
+
+
+def _builtin(name: str, classes: int, shape: tuple[int, ...], norm: str, options: dict[str, Any]) -> Network:
+    architecture = _architecture(name)
+    if norm != "batch" and norm not in architecture.norms:
+        takes = ", ".join(architecture.norms) or "no normalisation"
+        raise FedstillError(f"model '{name}' cannot have norm = '{norm}'; it takes {takes}")
+    if architecture.smallest > 1:
+        if len(shape) != 3:
+            raise FedstillError(f"model '{name}' takes images (channels, height, width), not shape {shape}")
+        if min(shape[1:]) < architecture.smallest:
+            raise FedstillError(
+                f"model '{name}' takes images of at least {architecture.smallest} pixels, not {shape[1:]}"
+            )
+    valid = _options(architecture)
+    for option in options:
+        if option not in valid:
+            raise unknown(f"option of model '{name}'", option, [*valid, "projection", "bottleneck", "weights"])
+    try:
+        return architecture.builder(classes=classes, shape=shape, norm=norm, **options)
+    except TypeError as error:  # an option of the wrong type
+        raise FedstillError(f"model '{name}': {error}") from error
+
+
+def _options(architecture: Architecture) -> list[str]:
+    builder = architecture.builder
+    fixed = builder.keywords if isinstance(builder, functools.partial) else {}
+    return [key for key in inspect.signature(builder).parameters if key not in {"classes", "shape", "norm", *fixed}]

@@ -1,0 +1,37 @@
+"""Parts between a backbone and its classes: MOON's projection head and SHOT's bottleneck."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from .network import Network
+
+__all__ = ["bottleneck", "projection"]
+
+
+def projection(network: Network, width: int) -> Network:
+    """Put MOON's projection head (Li et al. 2021, arXiv:2103.16257) below the classifier: linear, ReLU, linear.
+
+    ``features`` then returns the projection, and the classifier reads it, as in the authors' network.
+    """
+    inside = network.feature_dim
+    network.neck = nn.Sequential(nn.Linear(inside, inside), nn.ReLU(), nn.Linear(inside, width))
+    network.feature_dim = width
+    network.head = nn.Linear(width, network.classes)
+    return network
+
+
+def bottleneck(network: Network, width: int) -> Network:
+    """Give the network SHOT's end (Liang et al. 2020, arXiv:2002.08546).
+
+    Linear and BatchNorm to ``width``, then a weight-normalised linear classifier; linear layers are Xavier-normal.
+    """
+    reduce, head = nn.Linear(network.feature_dim, width), nn.Linear(width, network.classes)
+    for layer in (reduce, head):
+        nn.init.xavier_normal_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    network.neck = nn.Sequential(reduce, nn.BatchNorm1d(width))
+    network.feature_dim = width
+    network.head = weight_norm(head)
+    return network

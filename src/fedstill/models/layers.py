@@ -1,0 +1,48 @@
+"""The blocks that several families share: normalisation, initialisation, the choice of a stem."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedstill.errors import FedstillError, unknown
+
+__all__ = ["he_initialise", "norm_layer", "small_stem"]
+
+
+def norm_layer(norm: str, channels: int, groups: int = 2) -> nn.Module:
+    """BatchNorm, GroupNorm or nothing for ``channels`` feature maps.
+
+    Two groups are FedFTG's choice; they divide every width of every model here.
+
+    >>> norm_layer("group", 16).num_groups
+    2
+    """
+    if norm == "batch":
+        return nn.BatchNorm2d(channels)
+    if norm == "group":
+        if groups < 1 or channels % groups:
+            raise FedstillError(f"groups = {groups} does not divide a layer of {channels} channels")
+        return nn.GroupNorm(groups, channels)
+    if norm == "none":
+        return nn.Identity()
+    raise unknown("norm", norm, ["batch", "group", "none"])
+
+
+def he_initialise(network: nn.Module) -> None:
+    """Draw every convolution from N(0, 2 / (k^2 c_out)), He et al. 2015, and start its bias at zero."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def small_stem(stem: str, shape: tuple[int, ...]) -> bool:
+    """Whether a network starts without downsampling: by request, or because images have at most 64 pixels a side.
+
+    >>> small_stem("auto", (3, 32, 32)), small_stem("imagenet", (3, 32, 32)), small_stem("auto", (3, 224, 224))
+    (True, False, False)
+    """
+    if stem not in ("auto", "small", "imagenet"):
+        raise unknown("stem", stem, ["auto", "small", "imagenet"])
+    return stem == "small" or (stem == "auto" and max(shape[1:]) <= 64)

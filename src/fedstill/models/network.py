@@ -1,0 +1,58 @@
+"""What every classifier is: a representation of the input and a head on top of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+__all__ = ["Architecture", "Network"]
+
+
+class Network(nn.Module):
+    """A classifier split into ``features(x)``, its penultimate representation, and ``head(z)``, its last layer.
+
+    A subclass sets ``feature_dim``, ``classes`` and ``head`` and defines ``backbone(x)``. Between the backbone and the
+    head sits the neck: nothing, or what ``build(projection=...)`` and ``build(bottleneck=...)`` put there.
+
+    >>> import torch
+    >>> from fedstill.models import build
+    >>> net = build("mlp", classes=3, shape=(1, 4, 4)).eval()
+    >>> x = torch.zeros(2, 1, 4, 4)
+    >>> net.features(x).shape, torch.equal(net.head(net.features(x)), net(x))
+    (torch.Size([2, 200]), True)
+    """
+
+    feature_dim: int
+    classes: int
+    head: nn.Module
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.neck: nn.Module = nn.Identity()
+
+    def backbone(self, x: Tensor) -> Tensor:
+        """The representation (n, width) before the neck."""
+        raise NotImplementedError
+
+    def features(self, x: Tensor) -> Tensor:
+        """The input (n, feature_dim) of the head."""
+        return self.neck(self.backbone(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+    def own_name(self, key: str) -> str:
+        """The name in this network of a tensor named ``key`` in a file of pretrained weights."""
+        return "head." + key.removeprefix("fc.") if key.startswith("fc.") else key
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A builder and what it takes; the builder is called with classes, shape, norm and the model's own options."""
+
+    builder: Callable[..., Network]
+    summary: str
+    norms: tuple[str, ...] = ("batch", "group")  # () for a model that has no normalisation by design
+    smallest: int = 8  # pixels of the shorter side

@@ -1,0 +1,55 @@
+"""Pretrained weights from a file into a network."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedstill.errors import FedstillError
+
+from .network import Network
+
+__all__ = ["load_weights"]
+
+
+def load_weights(network: Network, path: str | Path) -> None:
+    """Copy the tensors of a safetensors or PyTorch file into ``network``.
+
+    The head may be of another size or absent, and then keeps its own start; so may the neck, if absent. Any other
+    difference is an error: a backbone that is loaded in part is worse than none.
+    """
+    file, own = Path(path), network.state_dict()
+    given = {network.own_name(key.removeprefix("module.")): value for key, value in _read(file).items()}
+    if any(key.startswith("head.") and (key not in own or own[key].shape != given[key].shape) for key in given):
+        given = {key: value for key, value in given.items() if not key.startswith("head.")}
+    for key, value in given.items():
+        if key not in own:
+            raise FedstillError(f"weights '{file}': the network has no tensor '{key}'")
+        if own[key].shape != value.shape:
+            sizes = f"{tuple(value.shape)} in the file and {tuple(own[key].shape)} in the network"
+            raise FedstillError(f"weights '{file}': '{key}' is {sizes}")
+    for key in own:
+        # Files written before PyTorch 0.4.1 have no batch counters.
+        if key not in given and not key.startswith(("head.", "neck.")) and not key.endswith("num_batches_tracked"):
+            raise FedstillError(f"weights '{file}': no tensor '{key}', which the network needs")
+    network.load_state_dict(given, strict=False)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    if not file.is_file():
+        raise FedstillError(f"weights '{file}': no such file")
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
+        raise FedstillError(f"weights '{file}': not a readable file of tensors") from error
+    state = state.get("state_dict", state) if isinstance(state, dict) else state
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise FedstillError(f"weights '{file}': not a dictionary of tensors")
+    return state
