@@ -1,0 +1,124 @@
+"""Trackers people already use, fed with the same numbers as the history: one small callback each.
+
+Both write inside the run folder and start no server: ``tensorboard --logdir DIR/tensorboard`` and
+``mlflow ui --backend-store-uri DIR/mlruns`` show what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedstill.errors import FedstillError, unknown
+
+__all__ = ["Tracker", "numbers", "tracker"]
+
+
+class Tracker(Protocol):
+    """What a run tells its tracker."""
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """Called with each line of the history."""
+
+    def close(self, summary: Mapping[str, Any] | None = None) -> None:
+        """Called once at the end; without a summary where the run was interrupted."""
+
+
+def numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a line of the history, named by their path; lists count for their length.
+
+    >>> list(numbers({"round": 3, "accuracy": 0.5, "domains": {"mnist": 0.75}, "merged_accuracy": None, "dropped": []}))
+    [('accuracy', 0.5), ('domains/mnist', 0.75), ('dropped', 0)]
+    """
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            yield from numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, list):
+            yield prefix + key, len(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and prefix + key != "round":
+            yield prefix + key, value
+
+
+def tracker(name: str, folder: Path) -> Tracker:
+    """The tracker called ``name``, writing below the run folder; a resumed run continues what it finds there."""
+    if name not in _TRACKERS:
+        raise unknown("tracker", name, _TRACKERS)
+    try:
+        return _TRACKERS[name](folder)
+    except ImportError as error:
+        raise FedstillError(
+            f"tracking with {name} needs an extra: pip install 'fedstill[{name}]' ({error.name or error} is missing)"
+        ) from error
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        for name, value in numbers(line):
+            self.writer.add_scalar(name, value, line["round"], new_style=True, double_precision=True)
+        self.writer.flush()  # so that it can be watched
+
+    def close(self, summary: Mapping[str, Any] | None = None) -> None:
+        if summary is not None:
+            self.writer.add_text("summary", f"```\n{json.dumps(summary, indent=2)}\n```")
+        self.writer.close()
+
+
+class _MLflow:
+    def __init__(self, folder: Path) -> None:
+        # Read when mlflow is imported: no usage figures leave the machine, and a plain folder is a fine store.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        from mlflow.entities import Metric
+        from mlflow.tracking import MlflowClient
+
+        self.metric = Metric
+        self.client = MlflowClient(tracking_uri=(folder / "mlruns").resolve().as_uri())
+        experiment = self.client.get_experiment_by_name("fedstill")
+        place = experiment.experiment_id if experiment else self.client.create_experiment("fedstill")
+        earlier = self.client.search_runs([place])
+        self.run = (
+            earlier[0].info.run_id if earlier else self.client.create_run(place, run_name=folder.name).info.run_id
+        )
+        if earlier:
+            self.client.update_run(self.run, status="RUNNING")
+        elif (folder / "config.toml").exists():
+            self._log_config(tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")))
+
+    def _log_config(self, config: Mapping[str, Any], prefix: str = "") -> None:
+        for key, value in config.items():
+            if isinstance(value, Mapping):
+                self._log_config(value, f"{prefix}{key}.")
+            else:
+                self.client.log_param(self.run, _mlflow_name(prefix + key), value)
+
+    def _log(self, values: Mapping[str, Any], step: int) -> None:
+        now = int(time.time() * 1000)
+        found = [self.metric(_mlflow_name(name), float(value), now, step) for name, value in numbers(values)]
+        self.client.log_batch(self.run, metrics=found)
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        self._log(line, line["round"])
+
+    def close(self, summary: Mapping[str, Any] | None = None) -> None:
+        if summary is not None:
+            self._log({"summary": summary}, summary.get("rounds", 0))
+        self.client.set_terminated(self.run, "FINISHED" if summary is not None else "KILLED")
+
+
+def _mlflow_name(name: str) -> str:
+    """MLflow refuses other characters."""
+    return re.sub(r"[^\w\-. /]", "_", name)
+
+
+_TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}
