@@ -1,0 +1,65 @@
+"""Decoded domains on disk: written once, then mapped into memory by every process that asks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+__all__ = ["cache_folder", "cached"]
+
+_FORMAT = 1  # raised whenever the same source would be decoded differently
+
+Entry = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def cache_folder(folder: str | Path | None = None) -> Path:
+    """Where decoded data is kept: the folder given, else ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``."""
+    return Path(folder or os.environ.get("FEDSTILL_CACHE") or Path.home() / ".cache" / "fedstill").expanduser()
+
+
+def cached(key: Mapping[str, Any], folder: Path, make: Callable[[], Entry], name: str) -> Entry:
+    """The tensors and facts under ``key``, from ``folder`` where they are there and whole, else made and stored.
+
+    The tensors are mapped from the file, so that all processes share its pages and opening takes no time. A file that
+    is cut short or has a broken header is made anew.
+    """
+    text = json.dumps([_FORMAT, key], sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
+    path = folder / f"{_plain(name)}-{digest}.safetensors"
+    if path.exists():
+        try:
+            return _read(path)
+        except (SafetensorError, OSError, KeyError, ValueError):
+            path.unlink(missing_ok=True)
+    tensors, facts = make()
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
+    os.close(handle)
+    try:
+        save_file(tensors, aside, metadata={"facts": json.dumps(facts)})
+        with open(aside, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(aside, path)
+    finally:
+        Path(aside).unlink(missing_ok=True)
+    return _read(path)
+
+
+def _read(path: Path) -> Entry:
+    with safe_open(path, framework="pt") as stored:
+        facts = json.loads(stored.metadata()["facts"])
+        tensors: dict[str, Tensor] = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    return tensors, facts
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip("-.")[-60:] or "domain"

