@@ -11,16 +11,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedstill.errors import FedstillError, unknown
 
 from . import cnn, heads, mlp, resnet
+from .generator import Generator, build_generator, describe_generator, generator_kinds
+from .layers import seeded
 from .network import Architecture, Network
 from .weights import load_weights
 from .wrapped import from_callable, from_torchvision
 
-__all__ = ["Network", "build", "describe", "load_weights", "names"]
+__all__ = [
+    "Generator",
+    "Network",
+    "build",
+    "build_generator",
+    "describe",
+    "describe_generator",
+    "generator_kinds",
+    "load_weights",
+    "names",
+]
 
 _ARCHITECTURES: dict[str, Architecture] = {
     **mlp.ARCHITECTURES,
@@ -82,9 +92,7 @@ def build(
     for option, value in (("projection", projection), ("bottleneck", bottleneck)):
         if value is not None and value < 1:
             raise FedstillError(f"{option} = {value}: a width is at least 1")
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
+    with seeded(seed):
         if name.startswith("torchvision:"):
             network = from_torchvision(name, classes=classes, shape=shape, norm=norm, **options)
         elif ":" in name:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import nn
 
 from fedstill.errors import FedstillError, unknown
 
-__all__ = ["he_initialise", "norm_layer", "small_stem"]
+__all__ = ["he_initialise", "norm_layer", "seeded", "small_stem"]
 
 
 def norm_layer(norm: str, channels: int, groups: int = 2) -> nn.Module:
@@ -46,3 +50,12 @@ def small_stem(stem: str, shape: tuple[int, ...]) -> bool:
     if stem not in ("auto", "small", "imagenet"):
         raise unknown("stem", stem, ["auto", "small", "imagenet"])
     return stem == "small" or (stem == "auto" and max(shape[1:]) <= 64)
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Within it random numbers depend on ``seed`` alone; after it the global stream goes on as if nothing happened."""
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
