@@ -45,6 +45,11 @@ class Wrapped(Network):
         return key if key.startswith(("body.", "head.", "neck.")) else "body." + key
 
 
+def _line(error: Exception) -> str:
+    """The first line of an error's message, or its kind where it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def _last_linear(body: nn.Module, shape: tuple[int, ...], name: str) -> tuple[str, nn.Linear]:
     """The name of the linear layer whose output is the network's, and the layer."""
     outputs: list[tuple[str, nn.Linear, Tensor]] = []
@@ -58,8 +63,7 @@ def _last_linear(body: nn.Module, shape: tuple[int, ...], name: str) -> tuple[st
         with torch.no_grad():
             result = body.eval()(torch.zeros(2, *shape))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise FedstillError(f"model '{name}' does not take inputs of shape {tuple(shape)}: {reason}") from error
+        raise FedstillError(f"model '{name}' does not take inputs of shape {tuple(shape)}: {_line(error)}") from error
     finally:
         body.train(training)
         for hook in hooks:
@@ -82,7 +86,7 @@ def from_callable(name: str, *, classes: int, shape: tuple[int, ...], norm: str,
     try:
         make = getattr(importlib.import_module(path), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise FedstillError(f"model '{name}': {error}") from error
+        raise FedstillError(f"model '{name}': {_line(error)}") from error
     if not callable(make):
         raise FedstillError(f"model '{name}': not callable")
     taken = inspect.signature(make).parameters
@@ -96,7 +100,7 @@ def from_callable(name: str, *, classes: int, shape: tuple[int, ...], norm: str,
     try:
         body = make(classes=classes, **options)
     except TypeError as error:
-        raise FedstillError(f"model '{name}': {error}") from error
+        raise FedstillError(f"model '{name}': {_line(error)}") from error
     if not isinstance(body, nn.Module):
         raise FedstillError(f"model '{name}' returned {type(body).__name__}, not a torch.nn.Module")
     return body if isinstance(body, Network) else Wrapped(body, classes, shape, name)
@@ -115,5 +119,5 @@ def from_torchvision(name: str, *, classes: int, shape: tuple[int, ...], norm: s
     try:
         body = models.get_model(name.removeprefix("torchvision:"), num_classes=classes, **options)
     except (ValueError, TypeError) as error:
-        raise FedstillError(f"model '{name}': {error}") from error
+        raise FedstillError(f"model '{name}': {_line(error)}") from error
     return Wrapped(body, classes, shape, name)
