@@ -5,6 +5,7 @@ import torch
 
 from fedstill import models
 from fedstill.errors import FedstillError
+from fedstill.models.shufflenet import ShuffleUnit
 
 DEEPER = {"resnet44", "resnet56", "resnet110"}  # the code of resnet32, only slower
 IMAGES = [name for name in models.names() if name not in DEEPER]
@@ -41,6 +42,11 @@ def test_every_model_takes_every_shape_and_splits(name, shape):
         ("resnet18", 1000, (3, 224, 224), {}, 11_689_512),  # torchvision's
         ("resnet34", 1000, (3, 224, 224), {}, 21_797_672),
         ("resnet50", 1000, (3, 224, 224), {}, 25_557_032),
+        ("resnet11", 10, (3, 32, 32), {"depth": 20}, 816_826 + 2 * 1_808),  # about 0.82 M: kernels and head, norms
+        ("vgg9", 10, (3, 32, 32), {}, 3_491_530),  # FedMA
+        ("vgg16", 10, (3, 32, 32), {}, 14_714_688 + 2 * 262_656 + 5_130),  # the convolutions of configuration D
+        ("shufflenetv2", 1000, (3, 224, 224), {}, 2_278_604),  # torchvision's
+        ("mobilenetv3-small", 1000, (3, 224, 224), {}, 2_542_856),
     ],
 )
 def test_parameter_counts_of_the_literature(name, classes, shape, options, parameters):
@@ -68,11 +74,11 @@ def test_resnet_convolutions_start_as_the_paper_says():
     assert torch.equal(network.bn1.bias, torch.zeros(16))
 
 
-@pytest.mark.parametrize("name", ["resnet8", "cnn"])
+@pytest.mark.parametrize("name", ["resnet8", "cnn", "resnet11", "resnet50", "shufflenetv2", "mobilenetv3-small"])
 def test_group_norm_leaves_no_batch_norm(name):
-    network = models.build(name, classes=10, shape=(3, 32, 32), norm="group", groups=4)
+    network = models.build(name, classes=10, shape=(3, 32, 32), norm="group", groups=2)
     assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in network.modules())
-    assert {m.num_groups for m in network.modules() if isinstance(m, torch.nn.GroupNorm)} == {4}
+    assert {m.num_groups for m in network.modules() if isinstance(m, torch.nn.GroupNorm)} == {2}
     assert not list(network.buffers())
 
 
@@ -90,6 +96,36 @@ def test_the_imagenet_stem_quarters_the_resolution_and_can_be_asked_for():
     assert models.build("resnet18", classes=2, shape=(3, 32, 32), stem="imagenet").conv1.kernel_size == (7, 7)
 
 
+@pytest.mark.parametrize("name", ["cnn", "resnet8", "resnet11", "vgg9", "vgg16", "shufflenetv2", "mobilenetv3-small"])
+def test_the_smallest_and_oblong_images(name):
+    for shape in ((1, 8, 8), (3, 9, 40)):
+        assert models.build(name, classes=2, shape=shape).eval()(torch.zeros(1, *shape)).shape == (1, 2)
+
+
+def test_resnet11_has_the_depth_it_is_asked_for():
+    for depth in (11, 20):
+        network = models.build("resnet11", classes=2, shape=(3, 32, 32), depth=depth)
+        convs = [name for name, m in network.named_modules() if isinstance(m, torch.nn.Conv2d) and "down" not in name]
+        assert len(convs) + 1 == depth
+
+
+def test_a_shuffle_unit_interleaves_what_passes_with_what_is_convolved():
+    unit = ShuffleUnit(4, 4, 1, torch.nn.BatchNorm2d).eval()
+    x = torch.randn(1, 4, 3, 3)
+    out = unit(x)
+    assert torch.equal(out[:, 0::2], x[:, :2])
+    assert torch.equal(out[:, 1::2], unit.branch2(x[:, 2:]))
+
+
+def test_vgg9_drops_out_only_when_training():
+    network = models.build("vgg9", classes=2, shape=(1, 8, 8), seed=0)
+    x = torch.randn(4, 1, 8, 8)
+    assert not torch.equal(network(x), network(x))
+    assert torch.equal(network.eval()(x), network(x))
+    still = models.build("vgg9", classes=2, shape=(1, 8, 8), dropout=0.0)
+    assert torch.equal(still(x), still(x))
+
+
 def test_the_plane_of_the_toy():
     assert models.build("mlp", classes=3, shape=(2,), hidden=[16, 16])(torch.zeros(5, 2)).shape == (5, 3)
 
@@ -104,6 +140,8 @@ def test_the_plane_of_the_toy():
         ("mlp", {"norm": "group"}, "it takes no normalisation"),
         ("resnet8", {"norm": "group", "groups": 3}, "groups = 3 does not divide"),
         ("resnet18", {"stem": "tiny"}, "unknown stem 'tiny'"),
+        ("resnet11", {"depth": 12}, "9n + 2"),
+        ("vgg9", {"dropout": 2}, "dropout = (2, 2)"),
         ("cnn", {"shape": (1, 4, 4)}, "at least 8 pixels"),
         ("lenet", {"shape": (1, 12, 12)}, "at least 16 pixels"),
         ("cnn", {"shape": (28, 28)}, "takes images"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedstill.errors import FedstillError, unknown
 
-from . import cnn, heads, mlp, resnet
+from . import cnn, dafkd, heads, mlp, mobilenet, resnet, shufflenet, vgg
 from .generator import Generator, build_generator, describe_generator, generator_kinds
 from .layers import seeded
 from .network import Architecture, Network
@@ -36,6 +36,10 @@ _ARCHITECTURES: dict[str, Architecture] = {
     **mlp.ARCHITECTURES,
     **cnn.ARCHITECTURES,
     **resnet.ARCHITECTURES,
+    **dafkd.ARCHITECTURES,
+    **vgg.ARCHITECTURES,
+    **shufflenet.ARCHITECTURES,
+    **mobilenet.ARCHITECTURES,
 }
 
 
