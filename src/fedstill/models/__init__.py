@@ -1,19 +1,20 @@
 """Classifiers by name, all split into ``features`` and ``head``, and generators.
 
-Besides the built-in names there are ``torchvision:NAME`` and ``module.path:callable`` for a user's own network.
+Besides the built-in names there are ``torchvision:NAME``, ``hf:NAME_OR_FOLDER`` for the text encoders of Hugging Face,
+and ``module.path:callable`` for a user's own network.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedstill.errors import FedstillError, unknown
 
-from . import cnn, dafkd, heads, mlp, mobilenet, resnet, shufflenet, vgg
+from . import binary, cnn, dafkd, heads, mlp, mobilenet, resnet, shufflenet, text, vgg
 from .generator import Generator, build_generator, describe_generator, generator_kinds
 from .layers import seeded
 from .network import Architecture, Network
@@ -40,6 +41,8 @@ _ARCHITECTURES: dict[str, Architecture] = {
     **vgg.ARCHITECTURES,
     **shufflenet.ARCHITECTURES,
     **mobilenet.ARCHITECTURES,
+    **binary.ARCHITECTURES,
+    **text.ARCHITECTURES,
 }
 
 
@@ -75,7 +78,7 @@ def build(
     weights: str | Path | None = None,
     **options: Any,
 ) -> Network:
-    """A network for inputs of ``shape`` (channels, height, width).
+    """A network for inputs of ``shape``: (channels, height, width) of images, (length,) of token ids.
 
     ``norm`` is "batch", "group" (with the option ``groups``, 2 by default) or "none", as far as the model takes it;
     a model that has no normalisation by design accepts the default. With ``seed`` the initial weights depend on the
@@ -99,6 +102,8 @@ def build(
     with seeded(seed):
         if name.startswith("torchvision:"):
             network = from_torchvision(name, classes=classes, shape=shape, norm=norm, **options)
+        elif name.startswith("hf:"):
+            network = _call(functools.partial(text.from_transformers, name), name, classes, shape, norm, options)
         elif ":" in name:
             network = from_callable(name, classes=classes, shape=shape, norm=norm, **options)
         else:
@@ -130,17 +135,23 @@ def _builtin(name: str, classes: int, shape: tuple[int, ...], norm: str, options
             raise FedstillError(
                 f"model '{name}' takes images of at least {architecture.smallest} pixels, not {shape[1:]}"
             )
-    valid = _options(architecture)
+    return _call(architecture.builder, name, classes, shape, norm, options)
+
+
+def _call(
+    builder: Callable[..., Network],
+    name: str,
+    classes: int,
+    shape: tuple[int, ...],
+    norm: str,
+    options: dict[str, Any],
+) -> Network:
+    fixed = builder.keywords if isinstance(builder, functools.partial) else {}
+    valid = [key for key in inspect.signature(builder).parameters if key not in {"classes", "shape", "norm", *fixed}]
     for option in options:
         if option not in valid:
             raise unknown(f"option of model '{name}'", option, [*valid, "projection", "bottleneck", "weights"])
     try:
-        return architecture.builder(classes=classes, shape=shape, norm=norm, **options)
+        return builder(classes=classes, shape=shape, norm=norm, **options)
     except TypeError as error:  # an option of the wrong type
         raise FedstillError(f"model '{name}': {error}") from error
-
-
-def _options(architecture: Architecture) -> list[str]:
-    builder = architecture.builder
-    fixed = builder.keywords if isinstance(builder, functools.partial) else {}
-    return [key for key in inspect.signature(builder).parameters if key not in {"classes", "shape", "norm", *fixed}]
