@@ -56,6 +56,14 @@ def test_a_backbone_is_loaded_and_a_head_of_another_size_keeps_its_own_start(tmp
     assert "fc.weight" in state
 
 
+@pytest.mark.parametrize("name", ["cnn", "vgg9", "mobilenetv3-small", "resnet8"])
+def test_a_networks_own_state_can_be_loaded_whole(tmp_path, name):
+    source = build(name, bottleneck=8, seed=1).state_dict()
+    save_file(source, tmp_path / "w.safetensors")
+    loaded = build(name, bottleneck=8, weights=tmp_path / "w.safetensors").state_dict()
+    assert all(torch.equal(source[key], loaded[key]) for key in source)
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [

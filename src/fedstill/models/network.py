@@ -45,7 +45,7 @@ class Network(nn.Module):
 
     def own_name(self, key: str) -> str:
         """The name in this network of a tensor named ``key`` in a file of pretrained weights."""
-        return "head." + key.removeprefix("fc.") if key.startswith("fc.") else key
+        return {"fc.weight": "head.weight", "fc.bias": "head.bias"}.get(key, key)  # torchvision's ResNet, ShuffleNet
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""ShuffleNetV2 x1.0: Ma et al. 2018, "Practical Guidelines for Efficient CNN Architecture Design", arXiv:1807.11164."""
+"""ShuffleNetV2 x1.0: Ma et al. 2018, "Practical Guidelines for Efficient CNN Architecture Design", arXiv:1807.11164.
+
+Tensors have torchvision's names, so that its ImageNet weights can be loaded.
+"""
 
 from __future__ import annotations
 
@@ -61,20 +64,21 @@ class ShuffleNetV2(Network):
             nn.Conv2d(channels, 24, 3, stride, padding=1, bias=False), norm(24), nn.ReLU(inplace=True)
         )
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
-        units: list[nn.Module] = []
-        before = 24
-        for width, count in ((116, 4), (232, 8), (464, 4)):
-            units.append(ShuffleUnit(before, width, 2, norm))
-            units += [ShuffleUnit(width, width, 1, norm) for _ in range(count - 1)]
-            before = width
-        self.stages = nn.Sequential(*units)
+
+        def stage(before: int, width: int, count: int) -> nn.Sequential:
+            rest = (ShuffleUnit(width, width, 1, norm) for _ in range(count - 1))
+            return nn.Sequential(ShuffleUnit(before, width, 2, norm), *rest)
+
+        self.stage2, self.stage3, self.stage4 = stage(24, 116, 4), stage(116, 232, 8), stage(232, 464, 4)
         self.conv5 = nn.Sequential(nn.Conv2d(464, 1024, 1, bias=False), norm(1024), nn.ReLU(inplace=True))
         self.feature_dim, self.classes = 1024, classes
         self.head = nn.Linear(1024, classes)
         he_initialise(self)
 
     def backbone(self, x: Tensor) -> Tensor:
-        return self.conv5(self.stages(self.maxpool(self.conv1(x)))).mean((2, 3))
+        x = self.maxpool(self.conv1(x))
+        x = self.stage4(self.stage3(self.stage2(x)))
+        return self.conv5(x).mean((2, 3))
 
 
 def shufflenetv2(*, classes: int, shape: tuple[int, ...], norm: str, stem: str = "auto", groups: int = 2) -> Network:
