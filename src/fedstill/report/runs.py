@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -94,7 +95,7 @@ class Run:
     def targets(self) -> list[str]:
         """The accuracies for which the summary says when they were first reached, as it spells them."""
         reached = self.summary.get("rounds_to")
-        return list(reached) if isinstance(reached, dict) else []
+        return [target for target in reached if _is_number(target)] if isinstance(reached, dict) else []
 
     def rounds_to(self, target: str) -> int | None:
         """The first round that reached ``target``: as the summary says, else from the history."""
@@ -131,6 +132,13 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
@@ -245,9 +253,11 @@ def _history(folder: Path, problems: list[str]) -> list[Line]:
         problems.append("history.jsonl has no round yet")
     history = [rounds[r] for r in sorted(rounds)]
     if history:
-        missing = sorted(set(range(history[0]["round"], history[-1]["round"])) - set(rounds))
-        if missing:
-            problems.append(f"history.jsonl: {_count(len(missing), 'round')} missing ({_few(missing)})")
+        first, last = history[0]["round"], history[-1]["round"]
+        lacking = last - first + 1 - len(history)
+        if lacking:
+            where = list(itertools.islice((r for r in range(first, last) if r not in rounds), 9))
+            problems.append(f"history.jsonl: {_count(lacking, 'round')} missing ({_few(where)})")
     return history
 
 

@@ -1,0 +1,171 @@
+"""The page without a browser: its data, its size, its tolerance, what it would load."""
+
+import json
+import re
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runfolders import png, write_comparison, write_run
+
+from fedstill.errors import FedstillError
+from fedstill.report.page import build_page, page_data
+from fedstill.report.runs import load_run
+
+
+def data_of(page) -> dict:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
+    return json.loads(found[1])
+
+
+def test_the_data_are_those_of_the_history(tmp_path):
+    page = build_page([write_comparison(tmp_path, rounds=6)])
+    assert page == tmp_path / "report.html"
+    data = data_of(page)
+    assert len(data["runs"]) == 9
+    for method in data["methods"]:
+        for run in (data["runs"][place] for place in method["runs"]):
+            folder = tmp_path / method["label"] / f"seed{run['seed']}"
+            lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+            assert run["round"] == [line["round"] for line in lines]
+            assert run["accuracy"] == [line["accuracy"] for line in lines]
+            assert run["down"] == [line["bytes_down"] for line in lines]
+            for name in lines[0]["domains"]:
+                assert run["domains"][name] == [line["domains"][name] for line in lines]
+            if method["label"] != "fedavg":
+                assert run["merged"] == [line["merged_accuracy"] for line in lines]
+                assert run["ensemble"] == [line["ensemble_accuracy"] for line in lines]
+            assert len(run["dropped"]) == sum(len(line["dropped"]) for line in lines)
+            assert run["config"] == (folder / "config.toml").read_text()
+
+
+def test_the_page_names_nothing_to_load(tmp_path):
+    text = build_page([write_run(tmp_path, "dafkd")]).read_text()
+    assert not re.search(r'(src|href)="(?!#|data:)', text)
+    assert "@import" not in text
+    assert "url(" not in text
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+    assert "default-src 'none'" in policy
+    assert "connect-src" not in policy
+
+
+def test_names_cannot_break_out_of_the_page(tmp_path):
+    evil = "</script><script>alert(1)</script>{{plotly}}"
+    write_run(tmp_path, evil)
+    text = build_page([tmp_path]).read_text()
+    assert "<script>alert" not in text
+    assert data_of(tmp_path / "report.html")["methods"][0]["label"] == evil
+    assert len(re.findall(r'id="plotly"', text)) == 1
+
+
+def test_two_hundred_rounds_of_ten_runs_build_fast_and_stay_small(tmp_path):
+    for k in range(10):
+        folder = write_run(
+            tmp_path / f"r{k}", ["fedavg", "feddf", "fedd3a", "dafkd", "kdcl"][k % 5], seed=k, rounds=200
+        )
+        (folder / "figures").mkdir()
+        for f in range(3):
+            (folder / "figures" / f"f{f}.png").write_bytes(png(400, seed=f))
+    began = time.perf_counter()
+    page = build_page([tmp_path])
+    assert time.perf_counter() - began < 5
+    assert page.stat().st_size < 6_000_000
+    assert "left out" in data_of(page)["imagesNote"], "pictures beyond the budget are named, not silently dropped"
+
+
+def test_many_clients_are_cut_with_a_note(tmp_path):
+    run = load_run(write_run(tmp_path, rounds=3))
+    for line in run.history:
+        line["weights"] = {f"c{k}": k / 4950 for k in range(100)}
+    run.clients[:] = [{"id": f"c{k}", "domain": "d", "counts": [1, 2]} for k in range(500)]
+    data = page_data([run])
+    assert list(data["runs"][0]["weights"]) == [f"c{k}" for k in range(76, 100)]
+    assert "24 of 100" in data["runs"][0]["weightsNote"]
+    assert (data["partitions"][0]["of"], len(data["partitions"][0]["clients"])) == (500, 120)
+
+
+def test_weights_by_domain_are_averaged_over_rounds(tmp_path):
+    run = load_run(write_run(tmp_path, rounds=3))
+    for r, line in enumerate(run.history):
+        line["weights_by_domain"] = {"pool": {"a": 0.1 * r, "b": 1 - 0.1 * r}}
+    tables = page_data([run])["runs"][0]["weightsByDomain"]
+    assert tables == {"mean": {"pool": {"a": 0.1, "b": 0.9}}, "last": {"pool": {"a": 0.2, "b": 0.8}}}
+
+
+def test_runs_with_the_same_partition_share_it(tmp_path):
+    write_run(tmp_path / "a", "feddf", seed=1)
+    write_run(tmp_path / "b", "dafkd", seed=1)
+    write_run(tmp_path / "c", "feddf", seed=2)
+    partitions = data_of(build_page([tmp_path]))["partitions"]
+    assert [p["runs"] for p in partitions] == [["feddf, seed 1", "dafkd, seed 1"], ["feddf, seed 2"]]
+
+
+@pytest.mark.parametrize("lost", ["config.toml", "history.jsonl", "summary.json", "clients.json"])
+@pytest.mark.parametrize("how", ["missing", "empty", "noise"])
+def test_a_page_is_made_whatever_is_lost(tmp_path, lost, how):
+    write_run(tmp_path, "feddf")
+    if how == "missing":
+        (tmp_path / lost).unlink()
+    else:
+        (tmp_path / lost).write_bytes(b"" if how == "empty" else bytes(range(256)))
+    run = data_of(build_page([tmp_path]))["runs"][0]
+    told = any(lost in problem for problem in run["problems"])
+    # An empty configuration is a valid one, and the list of clients is optional.
+    assert told or (how, lost) in {("empty", "config.toml"), ("missing", "clients.json")}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+LINE_FIELDS = (
+    *("round", "accuracy", "domains", "merged_accuracy", "bytes_up", "seconds", "clients", "dropped"),
+    *("weights", "weights_by_domain", "losses", "prototypes"),
+)
+SUMMARY_FIELDS = (
+    "algorithm",
+    "seed",
+    "final_accuracy",
+    "best_accuracy",
+    "rounds_to",
+    "bytes_total",
+    "versions",
+    "command",
+)
+CLIENT_FIELDS = ("id", "domain", "prototype", "samples", "counts")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries({"round": st.integers(0, 9)}, optional=dict.fromkeys(LINE_FIELDS[1:], JSON)), max_size=3
+    ),
+    st.fixed_dictionaries({}, optional=dict.fromkeys(SUMMARY_FIELDS, JSON)),
+    st.lists(st.fixed_dictionaries({"id": JSON}, optional=dict.fromkeys(CLIENT_FIELDS[1:], JSON)), max_size=2) | JSON,
+)
+def test_a_page_is_made_whatever_the_fields_hold(lines, summary, clients):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "summary.json").write_text(json.dumps(summary))
+        (folder / "clients.json").write_text(json.dumps(clients))
+        assert len(data_of(build_page([folder]))["runs"]) == 1
+
+
+def test_a_folder_without_runs_is_a_clear_line(tmp_path):
+    with pytest.raises(FedstillError, match="no run"):
+        build_page([tmp_path])
+
+
+def test_the_page_of_several_folders_is_written_where_asked(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", "dafkd")
+    page = build_page([tmp_path / "a", tmp_path / "b"], tmp_path / "new" / "all.html")
+    assert page == tmp_path / "new" / "all.html"
+    assert len(data_of(page)["methods"]) == 2
+    with pytest.raises(FedstillError, match="cannot write"):
+        build_page([tmp_path / "a"], tmp_path)
