@@ -1,8 +1,10 @@
 """Domains in, tensors out: loading, partitions, shifts."""
 
+from fedstill.data.augment import augment
 from fedstill.data.loading import load_domain, load_domains
 from fedstill.data.partition import Partition, partition
 from fedstill.data.samples import Domain, Samples, hold_out, normalise, stratified
+from fedstill.data.shifts import flip_labels, shift_labels
 from fedstill.data.text import TextOptions
 
 __all__ = [
@@ -10,10 +12,13 @@ __all__ = [
     "Partition",
     "Samples",
     "TextOptions",
+    "augment",
+    "flip_labels",
     "hold_out",
     "load_domain",
     "load_domains",
     "normalise",
     "partition",
+    "shift_labels",
     "stratified",
 ]
