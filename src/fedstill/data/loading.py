@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from fedstill.data.cache import cache_folder, cached
 from fedstill.data.images import image_shape, stack_images
 from fedstill.data.samples import Domain, Samples, stratified
-from fedstill.data.sources import Raw, Source, find_source
+from fedstill.data.sources import Raw, RawSplit, Source, find_source
 from fedstill.data.text import TextOptions, tokenize
 from fedstill.errors import FedstillError
 
@@ -75,12 +75,14 @@ def load_domains(
     text: TextOptions | None = None,
     cache: str | Path | None = None,
     classes: Literal["same", "union"] = "same",
+    unlabelled: Collection[str] = (),
 ) -> dict[str, Domain]:
     """Load several domains in one common shape, with one common list of classes.
 
     ``sources`` is a list, or a mapping from domain names to sources. Images take the size of the first domain and three
     channels if any domain has colour, unless told otherwise. Labels are aligned by the classes' names; domains whose
-    names differ are refused, or with ``classes="union"`` all get the union.
+    names differ are refused, or with ``classes="union"`` all get the union. The domains named in ``unlabelled`` lose
+    their labels and need not have the same classes (a server's pool).
 
     >>> import tempfile
     >>> pair = load_domains(["embedded:mnist", "embedded:blended"], cache=tempfile.mkdtemp())
@@ -108,8 +110,10 @@ def load_domains(
         channels = channels or max(look["shape"][0] for look in looks.values())
     options = text or TextOptions()
     domains = {name: _load(source, folder, size, channels, options, name) for name, source in found.items()}
-    aligned = _align(domains, classes)
-    return {name: _limited(domain, limit, test_limit, seed) for name, domain in aligned.items()}
+    cut = {name: _limited(domain, limit, test_limit, seed) for name, domain in domains.items()}
+    for name in unlabelled:
+        cut[name] = Domain(name, cut[name].train.unlabelled(), cut[name].test.unlabelled(), ())
+    return _align(cut, classes)
 
 
 def _look(source: Source, folder: Path) -> dict[str, Any]:
@@ -168,7 +172,7 @@ def _load(
     return Domain(name, train, test, tuple(facts["classes"]))
 
 
-def _decode(source: Source, read: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _decode(source: Source, read: Callable[[RawSplit], Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     raw: Raw = source.raw
     if raw.train.count == 0:
         raise FedstillError(f"'{source.name}' holds no training samples")

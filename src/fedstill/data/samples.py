@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstill.errors import FedstillError
+
 __all__ = ["Domain", "Samples", "hold_out", "normalise", "stratified"]
 
 
@@ -72,20 +74,30 @@ def normalise(x: Tensor, mean: float | Sequence[float] = 0.5, std: float | Seque
 
     ``mean`` and ``std`` are numbers or one number a channel.
 
-    >>> normalise(torch.tensor([0, 255], dtype=torch.uint8)).tolist()
-    [-1.0, 1.0]
-    >>> normalise(torch.full((1, 2, 1, 1), 255, dtype=torch.uint8), mean=(0.0, 0.5), std=(1.0, 0.25)).flatten().tolist()
-    [1.0, 2.0]
+    >>> normalise(torch.tensor([0, 255], dtype=torch.uint8))
+    tensor([-1.0000,  1.0000])
+    >>> normalise(torch.full((1, 2, 1, 1), 255, dtype=torch.uint8), mean=(0.0, 0.5), std=(1.0, 0.25)).flatten()
+    tensor([1., 2.])
     """
     if x.dtype != torch.uint8:
         return x
+    # (x/255 - mean)/std = x * 1/(255 std) - mean/std, in one pass that also converts.
     if isinstance(mean, int | float) and isinstance(std, int | float):
-        # (x/255 - mean)/std = x * 1/(255 std) - mean/std: one conversion, then in place.
-        return x.to(torch.float32).mul_(1.0 / (255.0 * std)).sub_(mean / std)
-    means = torch.as_tensor(mean, dtype=torch.float32, device=x.device)
-    stds = torch.as_tensor(std, dtype=torch.float32, device=x.device)
-    scale, shift = (1.0 / (255.0 * stds)).reshape(-1, 1, 1), (means / stds).reshape(-1, 1, 1)
-    return x.to(torch.float32).mul_(scale).sub_(shift)
+        return torch.add(torch.tensor(-mean / std), x, alpha=1.0 / (255.0 * std))
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    channels = x.shape[-3]
+    means, stds = _each(mean, channels), _each(std, channels)
+    for c, (m, s) in enumerate(zip(means, stds, strict=True)):
+        torch.add(torch.tensor(-m / s), x[..., c, :, :], alpha=1.0 / (255.0 * s), out=out[..., c, :, :])
+    return out
+
+
+def _each(value: float | Sequence[float], channels: int) -> Sequence[float]:
+    if isinstance(value, int | float):
+        return [value] * channels
+    if len(value) not in (1, channels):
+        raise FedstillError(f"{len(value)} means or deviations for images of {channels} channels")
+    return list(value) * (channels // len(value))
 
 
 def stratified(labels: Tensor | np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

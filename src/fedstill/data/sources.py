@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import io
 import re
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 from PIL import Image
@@ -173,11 +177,31 @@ def _open_hub(source: str, hint: str) -> Raw:
     name, _, revision = source.partition("@")
     name, _, config = name.partition(":")
     try:
-        found = datasets.load_dataset(name, config or None, revision=revision or None)
+        with _offline_if_cut_off():
+            found = datasets.load_dataset(name, config or None, revision=revision or None)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         place = "is neither a local folder or file nor a data set that the Hub lets us have"
         raise FedstillError(f"'{source}' {place}{hint} ({_first_line(error)})") from error
     return _from_splits(source, found)
+
+
+@contextmanager
+def _offline_if_cut_off() -> Iterator[None]:
+    """Without a way to the Hub, look only at what was fetched before, instead of half a minute of retries."""
+    import datasets
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT).hostname or ""
+    before = (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
+    try:
+        if not getproxies():
+            socket.getaddrinfo(host, 443)
+    except OSError:
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def _from_splits(source: str, found: Any, keep: object = None) -> Raw:
