@@ -103,6 +103,20 @@ def test_string_labels_and_text(tmp_path, cache):
     assert domain.train.x.lt(50).all()
 
 
+def test_labels_of_minus_one_and_one_are_two_classes(tmp_path, cache):
+    (tmp_path / "signs.csv").write_text("text,label\n" + "up,1\ndown,-1\n" * 10)
+    domain = load_domain("signs.csv", root=tmp_path, cache=cache)
+    assert domain.classes == ("-1", "1")
+    assert domain.train.counts(2).tolist() == [8, 8]
+
+
+def test_a_data_set_saved_to_disk(tmp_path, cache):
+    rows = {"text": ["a", "b"] * 5, "label": [0, 1] * 5}
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows)}).save_to_disk(tmp_path / "saved")
+    domain = load_domain("saved", root=tmp_path, cache=cache)
+    assert (len(domain.train), len(domain.test)) == (8, 2)
+
+
 def test_hidden_test_labels_give_way_to_the_validation_set(tmp_path, cache):
     folder = tmp_path / "glue"
     folder.mkdir()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -76,14 +77,8 @@ def partition(labels: Tensor | np.ndarray, clients: int, spec: Partition, rng: n
     values = np.asarray(labels)
     least = _checked(values, clients, spec)
     draw = _drawer(values, clients, spec, rng)
-    best: Shares = []
     # Only these two have luck in their sizes.
-    for _ in range(spec.redraws if spec.kind in ("dirichlet", "classes") else 1):
-        shares = draw()
-        if not best or _smallest(shares) > _smallest(best):
-            best = shares
-        if _smallest(best) >= least:
-            break
+    best = _best(draw, least, spec.redraws if spec.kind in ("dirichlet", "classes") else 1)
     if _smallest(best) < least:
         if spec.kind == "classes":
             raise FedstillError(
@@ -123,7 +118,7 @@ def _drawer(labels: np.ndarray, clients: int, spec: Partition, rng: np.random.Ge
     if spec.variant == "client-prior":
         return lambda: _client_prior(labels, clients, spec.alpha, rng)
     if spec.variant == "equal":
-        return lambda: _equal(labels, clients, spec.alpha, rng)
+        return lambda: _equal(labels, clients, spec, rng)
     balanced = spec.variant == "balanced"
     return lambda: _dirichlet(labels, everything, clients, spec.alpha, balanced, rng)
 
@@ -164,12 +159,14 @@ def _one_of(candidates: np.ndarray, size: int, rng: np.random.Generator) -> np.n
     return share
 
 
-def _equal(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> Shares:
+def _equal(labels: np.ndarray, clients: int, spec: Partition, rng: np.random.Generator) -> Shares:
     groups = np.array_split(np.arange(clients), -(-clients // 10))  # ten a group, fewer where clients do not divide
     bounds = np.cumsum([len(group) for group in groups]) * len(labels) // clients
     joined = []
     for group, part in zip(groups, np.split(rng.permutation(len(labels)), bounds[:-1]), strict=True):
-        joined += [rng.permutation(share) for share in _dirichlet(labels, part, len(group), alpha, True, rng)]
+        # FedDF draws a group again until everybody holds half of the mean; here up to `redraws` times, then the best.
+        draw = partial(_dirichlet, labels, part, len(group), spec.alpha, True, rng)
+        joined += [rng.permutation(share) for share in _best(draw, 0.5 * len(part) / len(group), spec.redraws)]
     return np.array_split(np.concatenate(joined), clients)
 
 
@@ -250,6 +247,16 @@ def _hand_out(found: np.ndarray, given: np.ndarray, rng: np.random.Generator) ->
         for client, part in enumerate(np.split(members, np.cumsum(given[:, c]))[:-1]):
             held[client].append(part)
     return [np.concatenate(parts) for parts in held]
+
+
+def _best(draw: Callable[[], Shares], least: float, redraws: int) -> Shares:
+    """The first draw that gives everybody ``least`` samples, else the one whose smallest client is the largest."""
+    best = draw()
+    for _ in range(redraws - 1):
+        if _smallest(best) >= least:
+            break
+        best = max(best, draw(), key=_smallest)
+    return best
 
 
 def _smallest(shares: Shares) -> int:

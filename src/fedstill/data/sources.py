@@ -258,7 +258,9 @@ def _number_classes(feature: Any, values: list[np.ndarray | None]) -> tuple[tupl
     if names is not None:
         numbered = [None if v is None else np.nan_to_num(v.astype(np.float64), nan=-1).astype(np.int64) for v in values]
         return tuple(names), numbered
-    hidden = (None, -1, "")
+    # -1 hides a label, unless it is a class: labels of -1 and 1 are common in files of one's own.
+    train = values[0]
+    hidden = (None, "") if train is not None and -1 in train.tolist() else (None, "", -1)
     known = sorted(
         {item for v in values if v is not None for item in v.tolist() if item not in hidden and item == item}
     )
