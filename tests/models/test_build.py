@@ -5,6 +5,7 @@ import torch
 
 from fedstill import models
 from fedstill.errors import FedstillError
+from fedstill.models.layers import channels_last
 from fedstill.models.shufflenet import ShuffleUnit
 
 DEEPER = {"resnet44", "resnet56", "resnet110"}  # the code of resnet32, only slower
@@ -163,3 +164,15 @@ def test_mistakes_are_one_clear_line(name, options, line):
         models.build(name, **{"classes": 10, "shape": (1, 28, 28), **options})
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_fast_memory_order_changes_no_value_and_leaves_weights_and_gradients_plain(channels):
+    x = torch.randn(2, channels, 8, 8)
+    assert torch.equal(channels_last(x), x)
+    network = models.build("cnn", classes=3, shape=(channels, 8, 8), seed=0)
+    network(x).sum().backward()
+    assert all(p.is_contiguous() and p.grad.is_contiguous() for p in network.parameters())
+    conv = network.body[0]
+    assert conv(channels_last(x)).is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(conv(channels_last(x)), conv(x), atol=1e-5)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fedstill.errors import FedstillError
 
-from .layers import norm_layer
+from .layers import channels_last, norm_layer
 from .network import Architecture, Network
 
 __all__ = ["ARCHITECTURES", "CNN", "LeNet", "cnn", "lenet"]
@@ -37,7 +37,7 @@ class CNN(Network):
         self.head = nn.Linear(hidden, classes)
 
     def backbone(self, x: Tensor) -> Tensor:
-        return self.fc(self.pool(self.body(x)).flatten(1))
+        return self.fc(self.pool(self.body(channels_last(x))).flatten(1))
 
 
 class LeNet(Network):
@@ -54,7 +54,7 @@ class LeNet(Network):
         self.head = nn.Linear(84, classes)
 
     def backbone(self, x: Tensor) -> Tensor:
-        return self.fc(self.body(x).flatten(1))
+        return self.fc(self.body(channels_last(x)).flatten(1))
 
 
 def cnn(*, classes: int, shape: tuple[int, ...], norm: str, hidden: int = 128, groups: int = 2) -> Network:

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from .layers import he_initialise, norm_layer, small_stem
+from .layers import channels_last, he_initialise, norm_layer, small_stem
 from .network import Architecture, Network
 
 __all__ = ["ARCHITECTURES", "InvertedResidual", "MobileNetV3Small", "SqueezeExcitation", "mobilenetv3_small"]
@@ -97,7 +97,7 @@ class MobileNetV3Small(Network):
         he_initialise(self)
 
     def backbone(self, x: Tensor) -> Tensor:
-        return self.fc(self.body(x).mean((2, 3)))
+        return self.fc(self.body(channels_last(x)).mean((2, 3)))
 
 
 def mobilenetv3_small(

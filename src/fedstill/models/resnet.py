@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedstill.errors import FedstillError
 
-from .layers import he_initialise, norm_layer, small_stem
+from .layers import channels_last, he_initialise, norm_layer, small_stem
 from .network import Architecture, Network
 
 __all__ = ["ARCHITECTURES", "BasicBlock", "Bottleneck", "ResNet", "Residual", "cifar_resnet", "resnet"]
@@ -111,7 +111,7 @@ class ResNet(Network):
         he_initialise(self)
 
     def backbone(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(self.relu(self.bn1(self.conv1(channels_last(x)))))
         for stage in self.stages:
             x = getattr(self, stage)(x)
         return x.mean((2, 3))

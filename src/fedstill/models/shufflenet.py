@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from .layers import he_initialise, norm_layer, small_stem
+from .layers import channels_last, he_initialise, norm_layer, small_stem
 from .network import Architecture, Network
 
 __all__ = ["ARCHITECTURES", "ShuffleNetV2", "ShuffleUnit", "shufflenetv2"]
@@ -76,7 +76,7 @@ class ShuffleNetV2(Network):
         he_initialise(self)
 
     def backbone(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.conv1(x))
+        x = self.maxpool(self.conv1(channels_last(x)))
         x = self.stage4(self.stage3(self.stage2(x)))
         return self.conv5(x).mean((2, 3))
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedstill.errors import FedstillError
 
-from .layers import he_initialise
+from .layers import channels_last, he_initialise
 from .network import Architecture, Network
 
 __all__ = ["ARCHITECTURES", "VGG", "vgg9", "vgg16"]
@@ -57,7 +57,7 @@ class VGG(Network):
         he_initialise(self)
 
     def backbone(self, x: Tensor) -> Tensor:
-        return self.fc(self.body(x).flatten(1))
+        return self.fc(self.body(channels_last(x)).flatten(1))
 
 
 def _rates(dropout: object) -> tuple[float, float]:
