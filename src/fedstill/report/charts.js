@@ -75,6 +75,11 @@ function overSeeds(runs, series, unit) {
   });
 }
 
+// Whole rounds only, where the library would mark halves.
+function roundAxis(rounds) {
+  return { title: { text: "round" }, rangemode: "tozero", ...(rounds <= 10 ? { dtick: 1 } : {}) };
+}
+
 function theme(styles) {
   const of = (name) => styles.getPropertyValue(name).trim();
   return { back: of("--back"), text: of("--text"), soft: of("--soft"), grid: of("--grid"), line: of("--line"), accent: of("--accent") };
@@ -99,6 +104,10 @@ function layout(colours, more) {
 const PERCENT = { tickformat: ".0%", hoverformat: ".2%" };
 
 // ---- learning curves, losses -------------------------------------------------------------------------------------
+
+function longest(data) {
+  return Math.max(0, ...data.runs.map((run) => run.round.at(-1) ?? 0));
+}
 
 function curves(data, on, colours, { series, unit, seeds, axis, title }) {
   const traces = [];
@@ -129,7 +138,7 @@ function curves(data, on, colours, { series, unit, seeds, axis, title }) {
   });
   return {
     traces, height: 430,
-    layout: layout(colours, { hovermode: unit === "round" ? "x unified" : "closest", xaxis: { title: { text: AXES[unit] }, rangemode: "tozero" }, yaxis: { ...axis, title: { text: title } } }),
+    layout: layout(colours, { hovermode: unit === "round" ? "x unified" : "closest", xaxis: unit === "round" ? roundAxis(longest(data)) : { title: { text: AXES[unit] }, rangemode: "tozero" }, yaxis: { ...axis, title: { text: title } } }),
   };
 }
 
@@ -163,7 +172,7 @@ function distillation(data, place, colours, range) {
     traces, height: 310,
     layout: layout(colours, {
       hovermode: "x unified", showlegend: true, margin: { l: 48, r: 12, t: 30, b: 40 },
-      xaxis: { title: { text: "round" }, anchor: "y2" }, yaxis: { ...PERCENT, domain: [0.36, 1], range },
+      xaxis: { ...roundAxis(longest(data)), rangemode: "normal", anchor: "y2" }, yaxis: { ...PERCENT, domain: [0.36, 1], range },
       yaxis2: { domain: [0, 0.26], nticks: 4, title: { text: "gain" }, zeroline: true, zerolinewidth: 2, zerolinecolor: colours.soft },
     }),
   };
@@ -171,15 +180,16 @@ function distillation(data, place, colours, range) {
 
 // ---- bars --------------------------------------------------------------------------------------------------------
 
-function groupedBars(data, on, colours, names, found, { axis, scale = 1, digits, missing }) {
+function groupedBars(data, on, colours, names, found, { axis, scale = 1, digits, missing = false }) {
   const traces = [];
   data.methods.forEach((method, place) => {
     if (!on(place)) return;
     const { colour } = look(place), all = names.map((name, i) => found(method, name, i));
+    const nothing = method.runs.every((r) => data.runs[r].finished) ? "never" : "not yet";
     traces.push({
       type: "bar", name: method.label, x: names, y: all.map((s) => (s ? s.mean * scale : missing ? 0 : null)),
       error_y: { type: "data", array: all.map((s) => (s && s.std ? s.std * scale : 0)), visible: !missing && all.some((s) => s && s.std), thickness: 1.3, color: colours.soft },
-      text: all.map((s) => (s ? (s.mean * scale).toFixed(digits(s)) + (s.count < s.of ? ` (${s.count}/${s.of})` : "") : missing || "")),
+      text: all.map((s) => (s ? (s.mean * scale).toFixed(digits(s)) + (s.count < s.of ? ` (${s.count}/${s.of})` : "") : missing ? nothing : "")),
       textposition: missing ? "outside" : "none", textfont: { size: 11 }, constraintext: "none", cliponaxis: false,
       marker: { color: colour }, hovertemplate: missing ? "%{x}: %{text}" : "%{x}: %{y}",
     });
@@ -269,6 +279,6 @@ function course(run, colours) {
       return { type: "scatter", mode: run.round.length > 40 ? "lines" : "lines+markers", name: client, x: run.round, y: run.weights[client], line: { color: colour, dash, width: 2 }, marker: { color: colour, symbol: mark, size: 6 }, hovertemplate: "%{y:.4f}" };
     }),
     height: 340,
-    layout: layout(colours, { showlegend: true, hovermode: "x unified", margin: { l: 48, r: 12, t: 34, b: 40 }, xaxis: { title: { text: "round" } }, yaxis: { title: { text: "weight" }, rangemode: "tozero" } }),
+    layout: layout(colours, { showlegend: true, hovermode: "x unified", margin: { l: 48, r: 12, t: 34, b: 40 }, xaxis: roundAxis(run.round.at(-1) ?? 0), yaxis: { title: { text: "weight" }, rangemode: "tozero" } }),
   };
 }

@@ -136,6 +136,7 @@
     ]);
     const [field, ...rest] = chosen.split("/"), name = rest.join("/");
     const series = field === "accuracy" ? (run) => run.accuracy : (run) => run[field][name];
+    $("curves-seeds").closest("label").hidden = data.methods.every((method) => method.runs.length < 2);
     if (!show("curves", data.runs.some((run) => known(run.accuracy).length))) return;
     draw($("chart-curves"), "learning curves", curves(data, on, colours(), {
       series, unit: $("curves-x").value, seeds: $("curves-seeds").checked, axis: PERCENT, title: "accuracy",
@@ -161,7 +162,7 @@
     const all = data.methods.map((method, place) => ({ method, place, gained: gains(method.runs.map((r) => data.runs[r])) }));
     const having = all.filter(({ gained }) => gained.length);
     if (!show("distillation", having.length)) return;
-    const without = all.filter(({ gained }) => !gained.length).map(({ method }) => method.label);
+    const without = all.filter(({ method, gained }) => !gained.length && method.runs.some((r) => data.runs[r].round.length)).map(({ method }) => method.label);
     $("distillation-none").textContent = without.length ? `Nothing is distilled in ${without.join(", ")}.` : "";
     const values = known(having.flatMap(({ method }) => method.runs.flatMap((r) => [data.runs[r].accuracy, data.runs[r].merged, data.runs[r].ensemble].filter(Boolean).flat())));
     const low = Math.min(...values), high = Math.max(...values), room = 0.04 * (high - low || 0.1);
@@ -192,11 +193,15 @@
       if (!show(field, names(field).length)) continue;
       draw($(`chart-${field}`), `accuracy by ${field.slice(0, -1)}`, groupedBars(data, on, colours(), names(field), (method, name) => method[field][name], { axis: PERCENT, digits: () => 4 }));
     }
-    if (show("targets", data.targets.length)) {
+    const reached = data.methods.some((method) => method.roundsTo.some(Boolean));
+    show("targets", data.targets.length);
+    $("targets-charts").hidden = !reached;
+    $("targets-none").hidden = reached;
+    if (data.targets.length && reached) {
       const targets = data.targets.map((t) => `${Number((100 * t).toFixed(4))} %`);
       const axis = { rangemode: "tozero" };
-      draw($("chart-rounds-to"), "rounds to target", groupedBars(data, on, colours(), targets, (m, _, i) => m.roundsTo[i], { axis, digits: (s) => (Number.isInteger(s.mean) ? 0 : 1), missing: "never" }));
-      draw($("chart-bytes-to"), "megabytes to target", groupedBars(data, on, colours(), targets, (m, _, i) => m.bytesTo[i], { axis, scale: 1e-6, digits: (s) => (s.mean >= 1e8 ? 0 : s.mean >= 1e6 ? 1 : 3), missing: "never" }));
+      draw($("chart-rounds-to"), "rounds to target", groupedBars(data, on, colours(), targets, (m, _, i) => m.roundsTo[i], { axis, digits: (s) => (Number.isInteger(s.mean) ? 0 : 1), missing: true }));
+      draw($("chart-bytes-to"), "megabytes to target", groupedBars(data, on, colours(), targets, (m, _, i) => m.bytesTo[i], { axis, scale: 1e-6, digits: (s) => (s.mean >= 1e8 ? 0 : s.mean >= 1e6 ? 1 : 3), missing: true }));
     }
     const total = (list) => (list ? known(list).reduce((a, b) => a + b, 0) : null);
     const phases = [...new Set(data.runs.flatMap((run) => Object.keys(run.seconds)))];
@@ -295,7 +300,7 @@
     $("table").replaceChildren(
       element("thead", {}, element("tr", {}, heading("method"), ...data.table.columns.map((c) => heading(c.title, c.better)), heading("seeds", "high"))),
       element("tbody", {}, ...tableOrder().map(({ row, place }) => element("tr", { class: on(place) ? "" : "off" },
-        element("th", { scope: "row" }, element("span", { class: "swatch", style: `background:${look(place).colour}` }), row.label),
+        element("th", { scope: "row" }, element("div", {}, element("span", { class: "swatch", style: `background:${look(place).colour}` }), element("span", {}, row.label))),
         ...row.cells.map((cell) => element("td", { class: cell.best ? "best" : "" }, cell.text)),
         element("td", {}, String(row.seeds) + (row.unfinished ? ` (${row.unfinished} unfinished)` : ""))))),
     );

@@ -318,7 +318,8 @@ def _disagreements(run: Run) -> list[str]:
     done = run.history[-1]["round"] if run.history else 0
     planned = run.planned_rounds
     if planned is not None and len(run.history) < planned and (run.history or not run.finished):
-        found.append(f"{len(run.history)} of {planned} rounds are in the history; the last is round {done}")
+        last_seen = f"; the last is round {done}" if run.history else ""
+        found.append(f"{len(run.history)} of {planned} rounds are in the history{last_seen}")
     last = run.history[-1].get("accuracy") if run.history else None
     said = number(run.summary.get("final_accuracy"))
     if last is not None and said is not None and not math.isclose(last, said, abs_tol=1e-6):
