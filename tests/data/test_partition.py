@@ -50,9 +50,7 @@ def test_a_thousand_clients_with_a_tiny_alpha(variant):
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 3))
 def test_classes_gives_nobody_a_class_too_many(clients, per_client, seed):
     labels = np.repeat(np.arange(5), 30)
-    shares = partition(
-        labels, clients, Partition(kind="classes", classes_per_client=per_client), np.random.default_rng(seed)
-    )
+    shares = partition(labels, clients, Partition(kind="classes", classes_per_client=per_client), np.random.default_rng(seed))
     check(labels, shares, clients, 1, complete=clients * per_client >= 5)
     assert all(len(np.unique(labels[share])) == per_client for share in shares)
 

@@ -18,9 +18,7 @@ def small(**options):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("distilbert")
-    config = transformers.DistilBertConfig(
-        vocab_size=20, dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_position_embeddings=8
-    )
+    config = transformers.DistilBertConfig(vocab_size=20, dim=16, n_layers=1, n_heads=2, hidden_dim=32, max_position_embeddings=8)
     transformers.DistilBertModel(config).save_pretrained(path)
     return path
 

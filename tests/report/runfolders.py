@@ -59,9 +59,7 @@ def history(algorithm: str, seed: int, rounds: int, *, rich: bool = True) -> lis
             weights = draw.dirichlet([5.0] * len(ids))
             line["weights"] = dict(zip(ids, map(float, weights), strict=True))
             line["weights_by_domain"] = {
-                d: dict(
-                    zip(ids, map(float, draw.dirichlet([6.0 if i.startswith(d) else 1.0 for i in ids])), strict=True)
-                )
+                d: dict(zip(ids, map(float, draw.dirichlet([6.0 if i.startswith(d) else 1.0 for i in ids])), strict=True))
                 for d in DOMAINS
             }
             line["losses"] = {"distillation": 1.5 * math.exp(-r / rounds), "local": 2.0 * math.exp(-2 * r / rounds)}

@@ -63,9 +63,7 @@ def test_names_cannot_break_out_of_the_page(tmp_path):
 
 def test_two_hundred_rounds_of_ten_runs_build_fast_and_stay_small(tmp_path):
     for k in range(10):
-        folder = write_run(
-            tmp_path / f"r{k}", ["fedavg", "feddf", "fedd3a", "dafkd", "kdcl"][k % 5], seed=k, rounds=200
-        )
+        folder = write_run(tmp_path / f"r{k}", ["fedavg", "feddf", "fedd3a", "dafkd", "kdcl"][k % 5], seed=k, rounds=200)
         (folder / "figures").mkdir()
         for f in range(3):
             (folder / "figures" / f"f{f}.png").write_bytes(png(400, seed=f))
@@ -141,9 +139,7 @@ CLIENT_FIELDS = ("id", "domain", "prototype", "samples", "counts")
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(
-        st.fixed_dictionaries({"round": st.integers(0, 9)}, optional=dict.fromkeys(LINE_FIELDS[1:], JSON)), max_size=3
-    ),
+    st.lists(st.fixed_dictionaries({"round": st.integers(0, 9)}, optional=dict.fromkeys(LINE_FIELDS[1:], JSON)), max_size=3),
     st.fixed_dictionaries({}, optional=dict.fromkeys(SUMMARY_FIELDS, JSON)),
     st.lists(st.fixed_dictionaries({"id": JSON}, optional=dict.fromkeys(CLIENT_FIELDS[1:], JSON)), max_size=2) | JSON,
 )

@@ -20,9 +20,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The page to write; report.html in the folder where there is one folder.")
     ] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Follow the runs in the browser instead, on this machine only.")
-    ] = False,
+    live: Annotated[bool, typer.Option("--live", help="Follow the runs in the browser instead, on this machine only.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port of --live; 0 takes a free one.")] = 0,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:

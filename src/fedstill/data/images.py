@@ -25,9 +25,7 @@ def image_shape(image: Image.Image) -> tuple[int, int, int]:
     return (1 if image.mode in _GREY_MODES else 3), image.height, image.width
 
 
-def stack_images(
-    images: Iterable[Image.Image], count: int, shape: tuple[int, int, int], name: str = "the data"
-) -> Tensor:
+def stack_images(images: Iterable[Image.Image], count: int, shape: tuple[int, int, int], name: str = "the data") -> Tensor:
     """``count`` images as uint8 ``(count, channels, height, width)``, each resized and converted to ``shape``.
 
     Colour becomes grey by luma, grey becomes colour by repetition; shrinking is antialiased. An image that cannot be

@@ -81,8 +81,8 @@ def load_domains(
 
     ``sources`` is a list, or a mapping from domain names to sources. Images take the size of the first domain and three
     channels if any domain has colour, unless told otherwise. Labels are aligned by the classes' names; domains whose
-    names differ are refused, or with ``classes="union"`` all get the union. The domains named in ``unlabelled`` lose
-    their labels and need not have the same classes (a server's pool).
+    names differ are refused, or with ``classes="union"`` all get the union. The domains named in ``unlabelled`` are
+    used for their inputs alone, so their classes need not agree.
 
     >>> import tempfile
     >>> pair = load_domains(["embedded:mnist", "embedded:blended"], cache=tempfile.mkdtemp())
@@ -95,9 +95,7 @@ def load_domains(
         raise FedstillError("no domains to load")
     if not isinstance(sources, Mapping) and len(named) < len(sources):
         twice = next(source for source in named if list(sources).count(source) > 1)
-        raise FedstillError(
-            f"domain '{twice}' is named twice; give each its own name: {{ a = '{twice}', b = '{twice}' }}"
-        )
+        raise FedstillError(f"domain '{twice}' is named twice; give each its own name: {{ a = '{twice}', b = '{twice}' }}")
     found = {name: find_source(source, root, folder) for name, source in named.items()}
     looks = {name: _look(source, folder) for name, source in found.items()}
     kinds = {name: look["kind"] for name, look in looks.items()}
@@ -111,9 +109,8 @@ def load_domains(
     options = text or TextOptions()
     domains = {name: _load(source, folder, size, channels, options, name) for name, source in found.items()}
     cut = {name: _limited(domain, limit, test_limit, seed) for name, domain in domains.items()}
-    for name in unlabelled:
-        cut[name] = Domain(name, cut[name].train.unlabelled(), cut[name].test.unlabelled(), ())
-    return _align(cut, classes)
+    # a domain used without labels keeps its own, so that a pool can still be cut by class
+    return {**cut, **_align({name: domain for name, domain in cut.items() if name not in unlabelled}, classes)}
 
 
 def _look(source: Source, folder: Path) -> dict[str, Any]:

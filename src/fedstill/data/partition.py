@@ -230,13 +230,9 @@ def _by_flower(labels: np.ndarray, clients: int, spec: Partition, rng: np.random
     divide.dataset = datasets.Dataset.from_dict({"label": labels[order], "position": order})
     try:
         with np.errstate(all="ignore"):
-            return [
-                np.asarray(divide.load_partition(client)["position"][:], dtype=np.int64) for client in range(clients)
-            ]
+            return [np.asarray(divide.load_partition(client)["position"][:], dtype=np.int64) for client in range(clients)]
     except ValueError as error:
-        raise FedstillError(
-            f"'{spec.kind}' shares of {len(labels)} samples leave some of {clients} clients none"
-        ) from error
+        raise FedstillError(f"'{spec.kind}' shares of {len(labels)} samples leave some of {clients} clients none") from error
 
 
 def _hand_out(found: np.ndarray, given: np.ndarray, rng: np.random.Generator) -> Shares:

@@ -110,9 +110,7 @@ def _local(source: str, place: Path, scratch: Path) -> Source:
 
 def _open_embedded(name: str) -> Raw:
     images, labels = embedded_images(name)
-    return Raw(
-        "image", tuple(str(digit) for digit in range(10)), RawSplit(len(images), lambda: iter(images), labels), None
-    )
+    return Raw("image", tuple(str(digit) for digit in range(10)), RawSplit(len(images), lambda: iter(images), labels), None)
 
 
 # Image folders are read here, not by `datasets`: its guesses at splits take a class called "test tube" for a test set.
@@ -218,10 +216,7 @@ def _from_splits(source: str, found: Any, keep: object = None) -> Raw:
     values = [_labels(split, label) for split in (train, *tests)]
     classes, numbered = _number_classes(features[label] if label else None, values)
     kind: Literal["image", "text"] = "image" if image else "text"
-    raws = [
-        _table_split(split, column, kind, numbers, keep)
-        for split, numbers in zip((train, *tests), numbered, strict=True)
-    ]
+    raws = [_table_split(split, column, kind, numbers, keep) for split, numbers in zip((train, *tests), numbered, strict=True)]
     # The Hub hides the labels of some test sets (-1 throughout): then the validation set is the test.
     labelled = [raw for raw in raws[1:] if raw.count]
     return Raw(kind, classes, raws[0], labelled[0] if labelled else None)
@@ -261,13 +256,9 @@ def _number_classes(feature: Any, values: list[np.ndarray | None]) -> tuple[tupl
     # -1 hides a label, unless it is a class: labels of -1 and 1 are common in files of one's own.
     train = values[0]
     hidden = (None, "") if train is not None and -1 in train.tolist() else (None, "", -1)
-    known = sorted(
-        {item for v in values if v is not None for item in v.tolist() if item not in hidden and item == item}
-    )
+    known = sorted({item for v in values if v is not None for item in v.tolist() if item not in hidden and item == item})
     number = {item: label for label, item in enumerate(known)}
-    numbered = [
-        None if v is None else np.array([number.get(item, -1) for item in v.tolist()], dtype=np.int64) for v in values
-    ]
+    numbered = [None if v is None else np.array([number.get(item, -1) for item in v.tolist()], dtype=np.int64) for v in values]
     return tuple(str(item) for item in known), numbered
 
 

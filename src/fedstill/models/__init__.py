@@ -132,9 +132,7 @@ def _builtin(name: str, classes: int, shape: tuple[int, ...], norm: str, options
         if len(shape) != 3:
             raise FedstillError(f"model '{name}' takes images (channels, height, width), not shape {shape}")
         if min(shape[1:]) < architecture.smallest:
-            raise FedstillError(
-                f"model '{name}' takes images of at least {architecture.smallest} pixels, not {shape[1:]}"
-            )
+            raise FedstillError(f"model '{name}' takes images of at least {architecture.smallest} pixels, not {shape[1:]}")
     return _call(architecture.builder, name, classes, shape, norm, options)
 
 

@@ -70,9 +70,7 @@ class BinaryConv2d(nn.Conv2d):
         return self._conv_forward(x, weight, self.bias)
 
 
-def resnet8_binary(
-    *, classes: int, shape: tuple[int, ...], norm: str, activations: bool = False, groups: int = 2
-) -> Network:
+def resnet8_binary(*, classes: int, shape: tuple[int, ...], norm: str, activations: bool = False, groups: int = 2) -> Network:
     """ResNet-8 with 1-bit weights; with ``activations`` the inputs of its binary convolutions have 1 bit too.
 
     ReLU would make every such input +1, so it gives way to hardtanh, as in binarised networks.
@@ -90,11 +88,7 @@ def resnet8_binary(
 
 
 def _binary_weights(network: nn.Module) -> dict[str, torch.Size]:
-    return {
-        f"{name}.weight": module.weight.shape
-        for name, module in network.named_modules()
-        if isinstance(module, BinaryConv2d)
-    }
+    return {f"{name}.weight": module.weight.shape for name, module in network.named_modules() if isinstance(module, BinaryConv2d)}
 
 
 def pack_bits(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
@@ -129,6 +123,4 @@ def _places(bits: Tensor) -> Tensor:
     return torch.arange(8, dtype=torch.uint8, device=bits.device)
 
 
-ARCHITECTURES = {
-    "resnet8-binary": Architecture(resnet8_binary, "ResNet-8 with 1-bit weights (XNOR-Net, Rastegari et al. 2016)")
-}
+ARCHITECTURES = {"resnet8-binary": Architecture(resnet8_binary, "ResNet-8 with 1-bit weights (XNOR-Net, Rastegari et al. 2016)")}

@@ -35,6 +35,4 @@ def resnet11(*, classes: int, shape: tuple[int, ...], norm: str, depth: int = 11
     return ResNet(TripleBlock, [units] * 3, [16, 32, 64], classes=classes, channels=shape[0], norm=layer)
 
 
-ARCHITECTURES = {
-    "resnet11": Architecture(resnet11, "DaFKD's ResNet11, units of three 3x3 convolutions (Wang et al. 2023)")
-}
+ARCHITECTURES = {"resnet11": Architecture(resnet11, "DaFKD's ResNet11, units of three 3x3 convolutions (Wang et al. 2023)")}

@@ -135,9 +135,7 @@ class DCGAN(Generator):
 class MLPGenerator(Generator):
     """The DaFKD paper's words taken literally (Wang et al. 2023): two embeddings, fully connected layers."""
 
-    def __init__(
-        self, classes: int, shape: tuple[int, ...], noise_dim: int, noise: str = "normal", hidden: int = 256
-    ) -> None:
+    def __init__(self, classes: int, shape: tuple[int, ...], noise_dim: int, noise: str = "normal", hidden: int = 256) -> None:
         super().__init__(classes, shape, noise_dim, noise)
         self.embed_noise = nn.Linear(noise_dim, hidden)
         self.embed_label = nn.Linear(classes, hidden)
@@ -159,9 +157,7 @@ class MLPGenerator(Generator):
 class FeatureGenerator(Generator):
     """FedGen's generator (Zhu et al. 2021, arXiv:2105.10056) of the head's input; unbounded, and z is uniform."""
 
-    def __init__(
-        self, classes: int, shape: tuple[int, ...], noise_dim: int, noise: str = "uniform", hidden: int = 256
-    ) -> None:
+    def __init__(self, classes: int, shape: tuple[int, ...], noise_dim: int, noise: str = "uniform", hidden: int = 256) -> None:
         super().__init__(classes, shape, noise_dim, noise)
         self.body = nn.Sequential(
             nn.Linear(noise_dim + classes, hidden),

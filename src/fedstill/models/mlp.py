@@ -39,14 +39,10 @@ class MLP(Network):
 def mlp(*, classes: int, shape: tuple[int, ...], norm: str, hidden: Sequence[int] = (200, 200)) -> Network:
     """A perceptron with one linear layer per entry of ``hidden`` and one more as the head."""
     if not hidden or min(hidden) < 1:
-        raise FedstillError(
-            f"hidden = {list(hidden)}: an mlp needs at least one hidden layer, each of at least one unit"
-        )
+        raise FedstillError(f"hidden = {list(hidden)}: an mlp needs at least one hidden layer, each of at least one unit")
     return MLP(classes, shape, hidden)
 
 
 ARCHITECTURES = {
-    "mlp": Architecture(
-        mlp, "3-layer perceptron, 200-200 (2NN, McMahan et al. 2017; FedDF's toy)", norms=(), smallest=1
-    )
+    "mlp": Architecture(mlp, "3-layer perceptron, 200-200 (2NN, McMahan et al. 2017; FedDF's toy)", norms=(), smallest=1)
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+
+from fedstill.data.samples import normalise
 
 __all__ = ["Architecture", "Network"]
 
@@ -27,6 +29,12 @@ class Network(nn.Module):
     feature_dim: int
     classes: int
     head: nn.Module
+    mean: float | Sequence[float] = 0.5  # how raw images become inputs
+    std: float | Sequence[float] = 0.5
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Raw samples as this network's inputs: uint8 images are scaled, floats and token ids pass."""
+        return normalise(x, self.mean, self.std)
 
     def __init__(self) -> None:
         super().__init__()

@@ -117,9 +117,7 @@ class ResNet(Network):
         return x.mean((2, 3))
 
 
-def cifar_resnet(
-    *, classes: int, shape: tuple[int, ...], norm: str, depth: int, width: int = 1, groups: int = 2
-) -> Network:
+def cifar_resnet(*, classes: int, shape: tuple[int, ...], norm: str, depth: int, width: int = 1, groups: int = 2) -> Network:
     """The CIFAR ResNet of ``depth`` = 6n+2 layers, widths 16/32/64 times ``width`` (FedDF takes 4 for ImageNet32)."""
     if width < 1:
         raise FedstillError(f"width = {width}: the multiplier of a resnet's widths is at least 1")
@@ -147,9 +145,7 @@ def resnet(
 
 _HE = "(He et al. 2016)"
 ARCHITECTURES = {
-    f"resnet{depth}": Architecture(
-        partial(cifar_resnet, depth=depth), f"CIFAR ResNet of {depth} layers, 16-32-64 {_HE}"
-    )
+    f"resnet{depth}": Architecture(partial(cifar_resnet, depth=depth), f"CIFAR ResNet of {depth} layers, 16-32-64 {_HE}")
     for depth in (8, 14, 20, 32, 44, 56, 110)
 } | {
     f"resnet{depth}": Architecture(partial(resnet, block=block, blocks=blocks), f"ResNet-{depth}, 64-128-256-512 {_HE}")

@@ -60,9 +60,7 @@ class ShuffleNetV2(Network):
     def __init__(self, classes: int, channels: int, norm: Norm, small: bool) -> None:
         super().__init__()
         stride = 1 if small else 2
-        self.conv1 = nn.Sequential(
-            nn.Conv2d(channels, 24, 3, stride, padding=1, bias=False), norm(24), nn.ReLU(inplace=True)
-        )
+        self.conv1 = nn.Sequential(nn.Conv2d(channels, 24, 3, stride, padding=1, bias=False), norm(24), nn.ReLU(inplace=True))
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
 
         def stage(before: int, width: int, count: int) -> nn.Sequential:

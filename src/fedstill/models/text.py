@@ -50,9 +50,7 @@ class TextTransformer(Network):
             self.tokens.weight.mul_(1 / math.sqrt(width))  # rows of unit length, so that positions are not drowned
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                width, heads, 4 * width, dropout, activation="gelu", batch_first=True, norm_first=True
-            )
+            nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, activation="gelu", batch_first=True, norm_first=True)
             for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
@@ -136,7 +134,5 @@ def from_transformers(
 
 
 ARCHITECTURES = {
-    "text-small": Architecture(
-        text_small, "small transformer encoder (after Vaswani et al. 2017)", norms=(), smallest=1
-    )
+    "text-small": Architecture(text_small, "small transformer encoder (after Vaswani et al. 2017)", norms=(), smallest=1)
 }

@@ -68,17 +68,13 @@ def _rates(dropout: object) -> tuple[float, float]:
     return dropout[0], dropout[1]
 
 
-def vgg9(
-    *, classes: int, shape: tuple[int, ...], norm: str, dropout: float | tuple[float, float] = (0.05, 0.1)
-) -> Network:
+def vgg9(*, classes: int, shape: tuple[int, ...], norm: str, dropout: float | tuple[float, float] = (0.05, 0.1)) -> Network:
     """FedMA's VGG-9: convolutions 32-64, 128-128, 256-256, hidden layers 512-512."""
     stages = ((32, 64), (128, 128), (256, 256))
     return VGG(stages, classes, shape, side=4, dropout=_rates(dropout), ceil=False)
 
 
-def vgg16(
-    *, classes: int, shape: tuple[int, ...], norm: str, dropout: float | tuple[float, float] = (0.0, 0.5)
-) -> Network:
+def vgg16(*, classes: int, shape: tuple[int, ...], norm: str, dropout: float | tuple[float, float] = (0.0, 0.5)) -> Network:
     """The convolutions of VGG-16 (configuration D) with hidden layers 512-512, as usual on CIFAR."""
     stages = ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3)
     return VGG(stages, classes, shape, side=1, dropout=_rates(dropout), ceil=True)

@@ -113,9 +113,7 @@ def from_torchvision(name: str, *, classes: int, shape: tuple[int, ...], norm: s
     try:
         models = importlib.import_module("torchvision.models")
     except (ImportError, RuntimeError) as error:
-        raise FedstillError(
-            f"model '{name}' needs torchvision: pip install 'fedstill[torchvision]' ({error})"
-        ) from error
+        raise FedstillError(f"model '{name}' needs torchvision: pip install 'fedstill[torchvision]' ({error})") from error
     try:
         body = models.get_model(name.removeprefix("torchvision:"), num_classes=classes, **options)
     except (ValueError, TypeError) as error:

@@ -215,7 +215,7 @@
 
   function drawPartition() {
     if (!show("partition", data.partitions.length)) return;
-    const name = (p) => (p.runs.length > 1 ? `${p.runs[0]} and ${p.runs.length - 1} more` : p.runs[0]);
+    const name = (p) => (p.runs.length > 3 ? `${p.runs[0]} and ${p.runs.length - 1} more` : p.runs.join("; "));
     const chosen = data.partitions[Number(options("partition-run", data.partitions.map((p, i) => [String(i), name(p)])))];
     $("partition-note").textContent = chosen.of > chosen.clients.length ? `The first ${chosen.clients.length} of ${chosen.of} clients are shown.` : "";
     draw($("chart-partition"), "who holds what", bubbles(chosen, colours()));

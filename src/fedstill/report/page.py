@@ -234,11 +234,7 @@ def _picture_name(path: Path) -> str:
 
 def _command(run: Run) -> str:
     said = run.summary.get("command")
-    return (
-        said
-        if isinstance(said, str)
-        else shlex.join(["fedstill", "run", str(run.folder / "config.toml"), "--out", "again"])
-    )
+    return said if isinstance(said, str) else shlex.join(["fedstill", "run", str(run.folder / "config.toml"), "--out", "again"])
 
 
 def _config_text(run: Run) -> str:

@@ -246,9 +246,7 @@ def _history(folder: Path, problems: list[str]) -> list[Line]:
     if damaged:
         problems.append(f"history.jsonl: skipped {_count(len(damaged), 'damaged line')} ({_few(damaged)})")
     for name, where in unusable.items():
-        problems.append(
-            f"history.jsonl: '{name}' is not a finite number in {_count(len(where), 'round')} ({_few(where)})"
-        )
+        problems.append(f"history.jsonl: '{name}' is not a finite number in {_count(len(where), 'round')} ({_few(where)})")
     if not rounds and not damaged:
         problems.append("history.jsonl has no round yet")
     history = [rounds[r] for r in sorted(rounds)]

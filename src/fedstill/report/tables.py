@@ -106,9 +106,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     settings = [_settings(run.config) for run in runs]
     for run, own in zip(runs, settings, strict=True):
         same = [s for r, s in zip(runs, settings, strict=True) if r.algorithm == run.algorithm]
-        differing = [
-            key for key in sorted({k for s in same for k in s}) if len({s.get(key, "default") for s in same}) > 1
-        ]
+        differing = [key for key in sorted({k for s in same for k in s}) if len({s.get(key, "default") for s in same}) > 1]
         detail = ", ".join(f"{key.removeprefix('algorithm.')}={own.get(key, 'default')}" for key in differing)
         named.append(f"{run.algorithm} ({detail})" if detail else run.algorithm)
     return named
@@ -271,8 +269,7 @@ def latex_lines(rows: Sequence[Row]) -> tuple[list[str], list[str], list[str]]:
     for place, row in enumerate(rows):
         cells = [_tex(column.cell(row)) for column in shown]
         marked = [
-            rf"\textbf{{{cell}}}" if place in best_rows(column, rows) else cell
-            for column, cell in zip(shown, cells, strict=True)
+            rf"\textbf{{{cell}}}" if place in best_rows(column, rows) else cell for column, cell in zip(shown, cells, strict=True)
         ]
         lines.append(" & ".join([_tex(row.label), *marked, _tex(_seeds(row))]) + r" \\")
     return head, lines, [r"\bottomrule", r"\end{tabular}"]

@@ -87,9 +87,7 @@ class _MLflow:
         experiment = self.client.get_experiment_by_name("fedstill")
         place = experiment.experiment_id if experiment else self.client.create_experiment("fedstill")
         earlier = self.client.search_runs([place])
-        self.run = (
-            earlier[0].info.run_id if earlier else self.client.create_run(place, run_name=folder.name).info.run_id
-        )
+        self.run = earlier[0].info.run_id if earlier else self.client.create_run(place, run_name=folder.name).info.run_id
         if earlier:
             self.client.update_run(self.run, status="RUNNING")
         elif (folder / "config.toml").exists():

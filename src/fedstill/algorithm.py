@@ -1,0 +1,223 @@
+"""An algorithm is four functions; an engine carries messages between them and knows nothing of algorithms.
+
+::
+
+    start()                        -> server     the server's first state
+    instruct(server, client_id)    -> message    what this client is sent
+    train(message, client)         -> message    runs where the data is
+    fuse(server, replies, round)   -> server     runs on the server: merge, then distil
+
+All state is explicit: the server's is a :class:`Server`, a client's private state is ``client.memory``, and an algorithm object
+holds nothing but its options and its task, so a checkpoint is the state and a resume is exact.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from fedstill.message import Message, State
+from fedstill.options import Part
+from fedstill.streams import stream
+
+if TYPE_CHECKING:
+    from fedstill.data.samples import Samples
+    from fedstill.models.network import Network
+    from fedstill.task import Task
+
+__all__ = ["Algorithm", "Client", "Options", "Reply", "Round", "Scores", "Server"]
+
+
+class Options(Part):
+    """An algorithm's options: the keys of ``[algorithm]`` besides ``name``. Unknown keys are refused."""
+
+
+@dataclass
+class Server:
+    """The server's whole state: one set of weights per model prototype, and what an algorithm keeps besides.
+
+    >>> server = Server(models={"mlp": {"w": torch.ones(2)}}, parts={"momentum": {"w": torch.zeros(2)}}, values={"k": [1]})
+    >>> again = Server.from_message(server.to_message())
+    >>> again.models["mlp"]["w"].tolist(), again.parts["momentum"]["w"].tolist(), again.values
+    ([1.0, 1.0], [0.0, 0.0], {'k': [1]})
+    """
+
+    models: dict[str, State]
+    parts: dict[str, State] = field(default_factory=dict)  # generator, momentum, ...
+    values: dict[str, Any] = field(default_factory=dict)  # anything JSON can hold
+
+    def to_message(self) -> Message:
+        """The state as a message, for a checkpoint."""
+        tensors: State = {}
+        for kind, groups in (("models", self.models), ("parts", self.parts)):
+            for name, state in groups.items():
+                tensors.update({f"{kind}/{name}|{key}": tensor for key, tensor in state.items()})
+        return Message(tensors, {"server": json.dumps(self.values), "models": json.dumps(list(self.models))})
+
+    @classmethod
+    def from_message(cls, message: Message) -> Server:
+        """The state that :meth:`to_message` wrote."""
+        server = cls({name: {} for name in json.loads(str(message.values["models"]))})
+        for key, tensor in message.tensors.items():
+            kind, rest = key.split("/", 1)
+            name, key = rest.split("|", 1)
+            groups = server.models if kind == "models" else server.parts
+            groups.setdefault(name, {})[key] = tensor
+        server.values = json.loads(str(message.values["server"]))
+        return server
+
+
+@dataclass
+class Client:
+    """A client as ``train`` sees it: its data, a network to train, a random stream, and memory that survives rounds.
+
+    ``network(prototype)`` is the process's one network of that architecture; load weights into it before use.
+    Assign ``client.memory`` to change what is kept until this client's next round.
+    """
+
+    id: str
+    domain: str
+    prototype: str
+    data: Samples
+    round: int
+    seed: int
+    task: Task
+    memory: Message = field(default_factory=Message)
+
+    @property
+    def network(self) -> Network:
+        """The network of this client's architecture; its weights are whatever the last user left."""
+        return self.task.network(self.prototype)
+
+    def rng(self, *purpose: object) -> torch.Generator:
+        """A random stream of this client's in this round."""
+        return stream(self.seed, "client", self.id, self.round, *purpose)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One client's answer, screened. The message is read when it is asked for, so that teachers can be streamed."""
+
+    client: str
+    domain: str
+    prototype: str
+    samples: int
+    read: Callable[[], Message] = field(repr=False)
+    decode: Callable[[State], State] = field(default=dict, repr=False)  # e.g. packed bits to weights
+
+    @property
+    def message(self) -> Message:
+        """The whole message."""
+        return self.read()
+
+    @property
+    def model(self) -> State:
+        """The client's weights."""
+        return self.decode(self.read().group("model"))
+
+    def part(self, name: str) -> State:
+        """Another group of tensors of the message."""
+        return self.read().group(name)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Accuracies (0..1): of every test domain, and of every model prototype (mean over domains)."""
+
+    domains: dict[str, float]
+    prototypes: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        """The mean over the domains, the figure that is compared."""
+        return fmean(self.domains.values()) if self.domains else float("nan")
+
+
+@dataclass
+class Round:
+    """What ``fuse`` knows of the round it closes: its number (from 1), its random streams, and where notes go.
+
+    Notes become fields of the round's line in ``history.jsonl``.
+    """
+
+    number: int
+    total: int
+    seed: int
+    phase: str = "train"
+    notes: dict[str, Any] = field(default_factory=dict)
+    progress: Callable[[str, int, int], None] = lambda what, done, of: None  # shown while the server works
+
+    def rng(self, *purpose: object) -> torch.Generator:
+        """A random stream of the server's in this round."""
+        return stream(self.seed, "server", self.number, *purpose)
+
+    def note(self, **fields: Any) -> None:
+        """Add fields to this round's line of the history."""
+        self.notes.update(fields)
+
+
+class Algorithm:
+    """The four functions. Subclasses say what is their own and leave the rest.
+
+    ``requires`` names the tensor groups a reply must have; ``model`` is checked against the architecture's own names, shapes
+    and dtypes before ``fuse`` sees it.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]  # as the field writes it, e.g. "FedAvg"
+    paper: ClassVar[str]
+    parts: ClassVar[Mapping[str, str]] = {}  # part -> member, for `fedstill algorithms`
+    requires: ClassVar[Sequence[str]] = ("model",)
+    needs: ClassVar[Sequence[str]] = ()  # "pool", "target": what the task must have
+    everyone: ClassVar[bool] = False  # every client takes part in every round
+    Options: ClassVar[type[Options]] = Options
+
+    def __init__(self, task: Task, options: Part | None = None):
+        self.task = task
+        self.options: Any = options if options is not None else self.Options()
+
+    def phases(self, round: int) -> Sequence[str]:
+        """The named exchanges of a round; most protocols have one."""
+        return ("train",)
+
+    def start(self) -> Server:
+        """The server's first state: initial weights for every prototype."""
+        return Server({name: self.task.initial(name) for name in self.task.prototypes})
+
+    def instruct(self, server: Server, client: str, round: Round) -> Message:
+        """What ``client`` is sent: by default the weights of its prototype."""
+        return Message.of(model=server.models[self.task.clients[client].prototype])
+
+    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+        """Runs where the data is; returns at least the trained weights and ``samples``."""
+        raise NotImplementedError
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Runs on the server after each phase: merge, then distil."""
+        raise NotImplementedError
+
+    def screen(self, server: Server, client: str, message: Message) -> str | None:
+        """A reason to drop this reply beyond the common checks, or None."""
+        return None
+
+    def evaluate(self, server: Server) -> Scores:
+        """Accuracy on every domain's test set; the mean over prototypes where there are several."""
+        from fedstill.fusion.predict import accuracy
+
+        scores = {
+            name: {domain: accuracy(self.task.load(name, state), test) for domain, test in self.task.tests.items()}
+            for name, state in server.models.items()
+        }
+        domains = {domain: fmean(by[domain] for by in scores.values()) for domain in self.task.tests}
+        return Scores(domains, {name: fmean(by.values()) for name, by in scores.items()})
+
+    @cached_property
+    def local(self) -> Any:
+        """The local training options in force."""
+        return self.task.config.local

@@ -1,0 +1,46 @@
+"""FedAvg: average the clients' weights.
+
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
+from fedstill.fusion.merge import by_examples, merge_models, uniform
+from fedstill.local.fit import Term
+from fedstill.local.update import local_update
+from fedstill.message import Message
+
+__all__ = ["FedAvg", "FedAvgOptions"]
+
+
+class FedAvgOptions(Options):
+    """``merge``: weigh clients by their number of examples (the paper) or all alike."""
+
+    merge: Literal["examples", "uniform"] = "examples"
+
+
+class FedAvg(Algorithm):
+    """``w <- sum_k n_k/n w_k`` over the round's clients."""
+
+    name = "fedavg"
+    title = "FedAvg"
+    paper = "McMahan et al., AISTATS 2017"
+    parts = {"merge": "average by examples"}
+    Options = FedAvgOptions
+
+    def terms(self, message: Message, client: Client) -> Sequence[Term]:
+        """What the local objective has besides cross-entropy."""
+        return ()
+
+    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+        """Local SGD from the global weights."""
+        return local_update(message, client, self.terms(message, client))
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """The weighted average, prototype by prototype."""
+        weigh = uniform if self.options.merge == "uniform" else by_examples
+        return Server(merge_models(self.task, server, replies, weigh), server.parts, server.values)

@@ -1,0 +1,157 @@
+"""FedDF: fuse the clients' models by distilling their ensemble on unlabelled data.
+
+Lin, Kong, Stich and Jaggi, Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020. Algorithm 1 for one
+architecture; Algorithm 3 for several, where each prototype is averaged over its own clients and distilled from *all* received
+models. Every part is an option here, so this file is also the frame of the other systems that distil on the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
+from fedstill.algorithms.moon import contrastive_terms
+from fedstill.errors import FedstillError
+from fedstill.fusion.ensemble import Space
+from fedstill.fusion.merge import by_examples, merge_models, uniform
+from fedstill.fusion.options import Distillation, Source
+from fedstill.fusion.source import draw
+from fedstill.fusion.teacher import Teacher, teachers_of
+from fedstill.fusion.transfer import transfer
+from fedstill.fusion.weighting import Scene, Weighting, make_weighting, report_of
+from fedstill.fusion.worst import DropWorst, drop_worst
+from fedstill.local.fit import Term
+from fedstill.local.reports import make_report
+from fedstill.local.terms import proximal
+from fedstill.local.update import local_update
+from fedstill.message import Message, State
+from fedstill.options import Part
+
+__all__ = ["FedDF", "FedDFOptions"]
+
+
+class Contrastive(Part):
+    """MOON's term in the clients' objective."""
+
+    mu: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0)] = 0.5
+
+
+class FedDFOptions(Options):
+    """Every part of a system that distils on the server; the defaults are the paper's."""
+
+    merge: Literal["examples", "uniform"] = "examples"  # where the student starts (Alg. 1, line 6)
+    source: Source = Source()
+    weighting: str = "uniform"
+    weighting_options: dict[str, Any] = {}
+    ensemble: Space = "logits"
+    distillation: Distillation = Distillation()
+    drop_worst: DropWorst | None = None
+    proximal: Annotated[float, Field(ge=0)] = 0.0  # FedProx's mu in the clients' objective (Table 8)
+    contrastive: Contrastive | None = None
+
+
+class FedDF(Algorithm):
+    """Average, then distil the ensemble into the average."""
+
+    name = "feddf"
+    title = "FedDF"
+    paper = "Lin et al., NeurIPS 2020"
+    parts = {
+        "merge": "average by examples",
+        "source": "unlabelled data",
+        "weighting": "uniform",
+        "distillation": "mean of logits, KL(teachers || student), Adam with cosine",
+    }
+    Options = FedDFOptions
+
+    def __init__(self, task: Any, options: Part | None = None):
+        super().__init__(task, options)
+        self.report = report_of(self.options.weighting)
+        if self.options.source.kind in ("data", "mixture") and self.needs_pool(task):
+            raise FedstillError(f"{self.name} distils on unlabelled data: set data.server, data.target or data.holdout")
+
+    def needs_pool(self, task: Any) -> bool:
+        """Whether unlabelled data is wanted and the task has none."""
+        data = task.config.data
+        shares = self.options.source.shares if self.options.source.kind == "mixture" else {"data": 1.0}
+        return bool(shares.get("data")) and not (data.server or data.target or data.holdout)
+
+    # -- the client (Algorithm 2) ------------------------------------------------------------------------------------------
+
+    def terms(self, message: Message, client: Client) -> list[Term]:
+        """What the local objective has besides cross-entropy; FedDF itself adds nothing."""
+        terms: list[Term] = []
+        if self.options.proximal:
+            terms.append(proximal(message.group("model"), self.options.proximal))
+        if self.options.contrastive:
+            terms.extend(contrastive_terms(message, client, self.options.contrastive.mu, self.options.contrastive.temperature))
+        return terms
+
+    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+        """Local training, and the report that the weighting asks for, made with the weights as received."""
+        report = make_report(self.report, message, client, self.options.weighting_options) if self.report else {}
+        reply = local_update(message, client, self.terms(message, client))
+        if self.options.contrastive:
+            client.memory = client.memory.with_parts(previous=reply.group("model"))
+        return reply.with_parts(**{self.report: report}) if self.report else reply
+
+    # -- the server (Algorithm 1, lines 6 to 10; Algorithm 3) ----------------------------------------------------------------
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Average each prototype over its own clients, then distil every one from all of them."""
+        if self.options.drop_worst is not None:
+            replies = drop_worst(self.task, replies, self.options.drop_worst, round)
+        merged = self.merge(server, replies, round)
+        teachers = self.teachers(server, replies, round)
+        samples = draw(self.options.source, self.task, self.source_rng(round))
+        weighting = self.weighting(server, teachers, round)
+        starts = self.starts(server, merged, round)
+        models = transfer(
+            self.task,
+            starts,
+            teachers,
+            samples,
+            weighting,
+            self.options.distillation,
+            round,
+            space=self.options.ensemble,
+        )
+        return Server({**merged, **models}, server.parts, server.values)
+
+    def merge(self, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
+        """Line 6: the average of each prototype's clients."""
+        return merge_models(self.task, server, replies, uniform if self.options.merge == "uniform" else by_examples)
+
+    def teachers(self, server: Server, replies: Sequence[Reply], round: Round) -> list[Teacher]:
+        """Line 9: all received models, of all prototypes."""
+        return teachers_of(self.task, replies)
+
+    def weighting(self, server: Server, teachers: Sequence[Teacher], round: Round) -> Weighting:
+        """How much each teacher counts for each sample."""
+        scene = Scene(
+            teachers,
+            round.rng("weighting"),
+            self.task,
+            server,
+            self.options.weighting_options,
+            round.number,
+            round.total,
+        )
+        return make_weighting(self.options.weighting, scene)
+
+    def starts(self, server: Server, merged: dict[str, State], round: Round) -> dict[str, State]:
+        """Where the students start (Table 5): the average, the previous global model, or from scratch."""
+        start = self.options.distillation.start
+        if start == "previous":
+            return server.models
+        if start == "scratch":
+            return {name: self.task.initial(name) for name in merged}
+        return merged
+
+    def source_rng(self, round: Round) -> Any:
+        """The stream that generated samples and noise come from; without ``redraw`` the same every round."""
+        return round.rng("source") if self.options.source.redraw else Round(0, round.total, round.seed).rng("source")

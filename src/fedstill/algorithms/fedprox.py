@@ -1,0 +1,42 @@
+"""FedProx: FedAvg whose clients stay near the global model.
+
+Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020. The local objective becomes
+
+    before:  F_k(w)
+    after:   F_k(w) + mu/2 * ||w - w_global||^2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from fedstill.algorithm import Client
+from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
+from fedstill.local.fit import Term
+from fedstill.local.terms import proximal
+from fedstill.message import Message
+
+__all__ = ["FedProx"]
+
+
+class FedProxOptions(FedAvgOptions):
+    """``mu``: the proximal weight. FedDF searches {.001, .01, .1, 1}; FedD3A uses .1, FedFTG 1e-4."""
+
+    mu: Annotated[float, Field(ge=0)] = 0.01
+
+
+class FedProx(FedAvg):
+    """FedAvg with a proximal term."""
+
+    name = "fedprox"
+    title = "FedProx"
+    paper = "Li et al., MLSys 2020"
+    parts = {"local term": "proximal", "merge": "average by examples"}
+    Options = FedProxOptions
+
+    def terms(self, message: Message, client: Client) -> Sequence[Term]:
+        """``mu/2 ||w - w_global||^2``."""
+        return (proximal(message.group("model"), self.options.mu),)

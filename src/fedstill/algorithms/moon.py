@@ -1,0 +1,60 @@
+"""MOON: clients pull their features towards the global model's and away from their own previous model's.
+
+Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021. The local objective is cross-entropy plus
+``mu * -log( exp(sim(z, z_glob)/tau) / (exp(sim(z, z_glob)/tau) + exp(sim(z, z_prev)/tau)) )``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from fedstill.algorithm import Client
+from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
+from fedstill.local.fit import Term
+from fedstill.local.terms import model_contrastive
+from fedstill.local.update import local_update
+from fedstill.message import Message
+
+__all__ = ["Moon", "contrastive_terms"]
+
+
+class MoonOptions(FedAvgOptions):
+    """``mu``: weight (the paper tunes .1 to 10; 5 for CIFAR-10); ``temperature``: tau. For the paper's network set
+    ``model.options = { projection = 256 }``, its two-layer projection head."""
+
+    mu: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0)] = 0.5
+
+
+def contrastive_terms(message: Message, client: Client, mu: float, temperature: float) -> Sequence[Term]:
+    """The term against the previous local model in the client's memory; none in its first round, where there is no such model
+    (the loss over one candidate is zero)."""
+    previous = client.memory.group("previous")
+    if not previous or mu == 0:
+        return ()
+    frozen = client.task.load(client.prototype, message.group("model"), role="global")
+    old = client.task.load(client.prototype, previous, role="previous")
+    return (model_contrastive(frozen, [old], mu, temperature),)
+
+
+class Moon(FedAvg):
+    """FedAvg with the model-contrastive term; the previous model is the client's private state."""
+
+    name = "moon"
+    title = "MOON"
+    paper = "Li, He and Song, CVPR 2021"
+    parts = {"local term": "model-contrastive", "merge": "average by examples"}
+    Options = MoonOptions
+
+    def terms(self, message: Message, client: Client) -> Sequence[Term]:
+        """The contrastive term."""
+        return contrastive_terms(message, client, self.options.mu, self.options.temperature)
+
+    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+        """Train, and remember the result as the previous model."""
+        reply = local_update(message, client, self.terms(message, client))
+        client.memory = Message.of(previous=reply.group("model"))
+        return reply

@@ -1,0 +1,61 @@
+"""The command line: one command a file; a user's mistake is one line on standard error and exit status 2."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fedstill import __version__
+from fedstill.errors import FedstillError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="fedstill",
+    help="Fuse models trained where the data cannot leave.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedstill {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")] = False,
+) -> None:
+    """Fuse models trained where the data cannot leave."""
+
+
+def _register() -> None:
+    from fedstill.cli import compare, demo, listing, report, run
+
+    app.command("demo")(demo.demo)
+    app.command("run")(run.run)
+    app.command("compare")(compare.compare)
+    app.command("report")(report.report)
+    app.command("algorithms")(listing.algorithms)
+    app.command("presets")(listing.presets)
+
+
+_register()
+
+
+def main() -> None:
+    """The entry point."""
+    try:
+        app()
+    except FedstillError as error:
+        print(f"fedstill: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("fedstill: stopped; a run that was in progress can be resumed with --resume", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -1,0 +1,116 @@
+"""What a run shows while it works: progress bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from fedstill.data.summary import Holding, who_holds_what
+from fedstill.run.loop import Listener
+from fedstill.run.loop import who_holds_what as records
+from fedstill.task import Task
+
+__all__ = ["Shown", "console", "megabytes"]
+
+console = Console(highlight=False)
+
+
+def megabytes(count: float) -> str:
+    """Bytes for people.
+
+    >>> megabytes(1_234_567), megabytes(2_500)
+    ('1.2 MB', '2.5 kB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+class Shown(Listener):
+    """Draws a run on the console. ``name`` stands before its lines where several runs follow each other."""
+
+    def __init__(self, name: str = "", who: bool = True):
+        self.name = name
+        self.who = who
+        self.total = 0
+        self.bars: Progress | None = None
+        if console.is_terminal:
+            self.bars = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=30),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=console,
+                transient=True,
+            )
+
+    def started(self, task: Task, rounds_done: int) -> None:
+        """Say who holds what."""
+        config = task.config
+        self.total = config.rounds
+        if self.who:
+            held = records(task)["clients"]
+            console.print(who_holds_what([Holding(c["id"], c["domain"], c["counts"]) for c in held], task.classes))
+            pool = f", pool of {len(task.pool)} from {', '.join(task.pool.domains)}" if task.pool else ""
+            console.print(
+                f"{config.algorithm['name']} · {', '.join(task.prototypes)} · {len(task.clients)} clients · "
+                f"{config.rounds} rounds · seed {config.seed}{pool}"
+            )
+        if rounds_done:
+            console.print(f"resuming after round {rounds_done}")
+        if self.bars:
+            self.bars.start()
+            self.rounds = self.bars.add_task(f"{self.name or 'rounds'}", total=config.rounds, completed=rounds_done, note="")
+            self.step = self.bars.add_task("", total=None, note="")
+
+    def progress(self, what: str, done: int, of: int) -> None:
+        """Move the inner bar."""
+        if self.bars:
+            self.bars.update(self.step, description=f"  {what}", completed=done, total=of)
+
+    def round(self, line: dict[str, Any]) -> None:
+        """A line a round, or a step of the outer bar."""
+        text = self._line(line)
+        if self.bars:
+            self.bars.update(self.rounds, completed=line["round"], note=text)
+        elif line["accuracy"] is not None:
+            console.print(f"{self.name + '  ' if self.name else ''}round {line['round']:>3}/{self.total}  {text}", soft_wrap=True)
+
+    def _line(self, line: dict[str, Any]) -> str:
+        if line["accuracy"] is None:
+            return ""
+        merged, ensemble = line.get("merged_accuracy"), line.get("ensemble_accuracy")
+        text = f"accuracy {line['accuracy']:.3f}"
+        if ensemble is not None:
+            text += f"  (merged {merged:.3f}, ensemble {ensemble:.3f})"
+        text += f"  {sum(line['seconds'].values()):.1f} s"
+        if line["dropped"]:
+            text += f"  dropped {', '.join(d['client'] for d in line['dropped'])}"
+        return text
+
+    def warn(self, text: str) -> None:
+        """A warning in its own line."""
+        console.print(f"[yellow]warning:[/] {text}", soft_wrap=True)
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        """Clear the bars and say the result."""
+        self.stop()
+        best = (
+            f"best {summary['best_accuracy']:.3f} in round {summary['best_round']}" if summary["best_round"] else "no evaluation"
+        )
+        final = f"{summary['final_accuracy']:.3f}" if summary["final_accuracy"] is not None else "-"
+        console.print(
+            f"[bold]{self.name or summary['algorithm']}[/]: accuracy {final} ({best}), {megabytes(summary['bytes_total'])} sent, "
+            f"{summary['seconds_total']:.1f} s",
+            soft_wrap=True,
+        )
+
+    def stop(self) -> None:
+        """Take the bars away."""
+        if self.bars:
+            self.bars.stop()

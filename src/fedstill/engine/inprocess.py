@@ -1,0 +1,249 @@
+"""The embedded engine: clients train in this process, or in worker processes on this machine.
+
+Workers are plain subprocesses that speak JSON lines over their pipes and exchange tensors through safetensors files, so nothing
+is pickled and a script needs no ``__main__`` guard. Each worker builds the task from the same configuration, maps the cached
+data (pages shared between processes) and keeps one network per architecture whose weights are replaced in place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch
+
+from fedstill.algorithm import Algorithm
+from fedstill.engine import Outcome
+from fedstill.engine.memory import Memory
+from fedstill.fusion.norm import buffer_names
+from fedstill.local.poison import false_update
+from fedstill.message import Message
+from fedstill.streams import subseed
+
+__all__ = ["InProcess", "train_client"]
+
+IN_MEMORY = 64 << 20  # replies of a round beyond this many bytes are spooled to disk
+
+
+def train_client(algorithm: Algorithm, client: str, round: int, phase: str, message: Message, memory: Memory) -> Message:
+    """One client's turn, the same on every engine: remember, train, keep what it wants to keep."""
+    task = algorithm.task
+    later = phase != algorithm.phases(round)[0]  # later phases of a round go on from what earlier ones kept
+    before = memory.read(client, round + 1 if later else round)
+    person = task.client(client, round, before)
+    local_buffers = task.config.model.buffers == "local" and "model" in algorithm.requires
+    if local_buffers:
+        message = message.with_parts(model=before.group("buffers"))
+    with torch.random.fork_rng(devices=[]):  # dropout and the like draw from torch's own generator
+        torch.manual_seed(subseed(task.seed, "train", client, round, phase))
+        reply = algorithm.train(message, person, phase)
+    if local_buffers:
+        names = buffer_names(person.network)
+        person.memory = person.memory.with_parts(buffers={n: t for n, t in reply.group("model").items() if n in names})
+        reply = Message({n: t for n, t in reply.tensors.items() if n.removeprefix("model/") not in names}, reply.values)
+    if person.memory is not before:
+        memory.write(client, round, person.memory)
+    return misbehave(algorithm, client, round, message, reply)
+
+
+def misbehave(algorithm: Algorithm, client: str, round: int, message: Message, reply: Message) -> Message:
+    """What a client poisoned on purpose sends instead of its update (``data.poison``)."""
+    poison = algorithm.task.config.data.poison
+    if poison is None or client not in algorithm.task.poisoned or poison.kind not in ("sign-flip", "gaussian"):
+        return reply
+    return false_update(reply, message, poison.kind, poison.scale, algorithm.task.client(client, round).rng("poison"))
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception in one line."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+class InProcess:
+    """Runs clients here (``workers=0``) or in ``workers`` subprocesses."""
+
+    def __init__(self, algorithm: Algorithm, folder: Path, *, workers: int = 0, threads: int = 0, timeout: float | None = None):
+        self.algorithm = algorithm
+        self.memory = Memory(folder / "clients")
+        self.timeout = timeout
+        self.threads = threads
+        self.scratch = Path(tempfile.mkdtemp(prefix="fedstill-"))
+        self.log = folder / "errors.log"  # what clients failed with, in full
+        self.workers = [Worker(self, number) for number in range(workers)]
+
+    def exchange(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
+        """See :class:`fedstill.engine.Engine`."""
+        for old in self.scratch.glob("*.safetensors"):  # unlinked, not overwritten: tensors may still be mapped from it
+            if not old.name.startswith(f"{round}-"):
+                old.unlink()
+        if self.workers:
+            yield from self._exchange_workers(round, phase, messages)
+        else:
+            yield from self._exchange_here(round, phase, messages)
+
+    def _exchange_here(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
+        spooled = 0
+        for client, message in messages:
+            try:
+                reply = train_client(self.algorithm, client, round, phase, message, self.memory)
+            except Exception as error:  # a client's failure costs its reply, not the run; the reason is in the history
+                self._tell(client, traceback.format_exc())
+                yield Outcome(client, reason=reason_of(error))
+                continue
+            spooled += reply.nbytes
+            if spooled <= IN_MEMORY:
+                yield Outcome(client, lambda reply=reply: reply, nbytes=reply.nbytes)  # type: ignore[misc]
+            else:
+                path = self.scratch / f"{round}-reply-{client_file(client)}-{phase}.safetensors"
+                path.write_bytes(reply.to_bytes())
+                yield Outcome(client, lambda path=path: Message.load(path), nbytes=reply.nbytes)  # type: ignore[misc]
+
+    def _exchange_workers(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
+        sent: dict[Any, Path] = {}
+        jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        for number, (client, message) in enumerate(messages):
+            # most algorithms send everyone the same tensors: one file serves them all
+            key = (tuple((n, t.data_ptr(), t.shape) for n, t in message.tensors.items()), tuple(message.values.items()))
+            if key not in sent:
+                sent[key] = self.scratch / f"{round}-message-{phase}-{number}.safetensors"
+                sent[key].write_bytes(message.to_bytes())
+            reply = self.scratch / f"{round}-reply-{client_file(client)}-{phase}.safetensors"
+            jobs.put({"client": client, "round": round, "phase": phase, "message": str(sent[key]), "reply": str(reply)})
+        results: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        threads = [threading.Thread(target=worker.work, args=(jobs, results), daemon=True) for worker in self.workers]
+        for thread in threads:
+            thread.start()
+        waiting = [client for client, _ in messages]
+        try:
+            while waiting:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                try:
+                    outcome = results.get(timeout=left)
+                except queue.Empty:
+                    break
+                waiting.remove(outcome.client)
+                yield outcome
+        finally:
+            if waiting:  # out of time, or the caller gave up: what is still running is of no use
+                while not jobs.empty():
+                    jobs.get()
+                for worker in self.workers:
+                    worker.stop(kill=True)
+            for thread in threads:
+                thread.join()
+        for client in waiting:
+            yield Outcome(client, reason=f"no reply within {self.timeout:g} s")
+
+    def _tell(self, client: str, text: str) -> None:
+        with open(self.log, "a") as file:
+            file.write(f"client {client}\n{text}\n")
+
+    def close(self) -> None:
+        """Stop the workers and remove the scratch files."""
+        for worker in self.workers:
+            worker.stop()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        if self.log.exists() and self.log.stat().st_size == 0:
+            self.log.unlink()
+
+
+def client_file(client: str) -> str:
+    """A file name for a client id."""
+    return quote(client, safe="")
+
+
+class Worker:
+    """One subprocess; started when first needed, and again if it dies."""
+
+    def __init__(self, engine: InProcess, number: int):
+        self.engine = engine
+        self.number = number
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        task = self.engine.algorithm.task
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        if self.engine.threads:
+            environment.update(OMP_NUM_THREADS=str(self.engine.threads), MKL_NUM_THREADS=str(self.engine.threads))
+        with open(self.engine.log, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fedstill.engine.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+            )
+        hello = {
+            "config": task.config.model_dump(mode="json", exclude_none=True),
+            "folder": str(self.engine.memory.folder),
+            "threads": self.engine.threads,
+        }
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(hello).encode() + b"\n")
+        process.stdin.flush()
+        return process
+
+    def work(self, jobs: queue.SimpleQueue[dict[str, Any]], results: queue.SimpleQueue[Outcome]) -> None:
+        """Take jobs until there are none; every job taken gives exactly one result."""
+        while True:
+            try:
+                job = jobs.get_nowait()
+            except queue.Empty:
+                return
+            results.put(self._do(job))
+
+    def _do(self, job: dict[str, Any]) -> Outcome:
+        if self.process is None:
+            self.process = self._start()
+        process = self.process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(job).encode() + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = b""
+        if not line:
+            code = process.wait()
+            self.process = None
+            return Outcome(job["client"], reason=f"its worker process ended with status {code}")
+        answer = json.loads(line)
+        if "error" in answer:
+            return Outcome(job["client"], reason=answer["error"])
+        path = Path(job["reply"])
+        return Outcome(job["client"], lambda: Message.load(path), nbytes=answer["nbytes"])
+
+    def stop(self, kill: bool = False) -> None:
+        """End the process, at once if ``kill``."""
+        process = self.process
+        if process is None:
+            return
+        if kill:
+            process.kill()
+            return  # the thread that reads from it sees the end and forgets the process
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+        self.process = None

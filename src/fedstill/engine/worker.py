@@ -1,0 +1,49 @@
+"""A worker process of the embedded engine: a line of JSON in, a line of JSON out, tensors through files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Serve one parent until it closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
+    hello = json.loads(sys.stdin.buffer.readline())
+
+    import torch
+
+    from fedstill.algorithms import create
+    from fedstill.engine.inprocess import reason_of, train_client
+    from fedstill.engine.memory import Memory
+    from fedstill.message import Message
+    from fedstill.run.config import parse
+    from fedstill.task import Task
+
+    if hello["threads"]:
+        torch.set_num_threads(hello["threads"])
+    algorithm = create(Task(parse(hello["config"])))
+    memory = Memory(Path(hello["folder"]))
+    for line in sys.stdin.buffer:
+        job = json.loads(line)
+        try:
+            message = Message.load(Path(job["message"]))
+            reply = train_client(algorithm, job["client"], job["round"], job["phase"], message, memory)
+            Path(job["reply"]).write_bytes(reply.to_bytes())
+            answer: dict[str, Any] = {"nbytes": reply.nbytes}
+        except Exception as error:  # told to the parent, which drops this reply with the reason
+            traceback.print_exc()
+            answer = {"error": reason_of(error)}
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

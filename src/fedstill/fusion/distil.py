@@ -1,0 +1,145 @@
+"""Distillation: a student learns a table of targets.
+
+A student with BatchNorm in train mode would replace its statistics by the pool's, which ruins it where the pool is not from the
+clients' domains; so by default its statistics are frozen while it learns (``student_norm``, measured in docs/distillation.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedstill.data.augment import augment
+from fedstill.data.samples import Samples
+from fedstill.fusion.divergence import divergence, sharpened
+from fedstill.fusion.ensemble import Table
+from fedstill.fusion.merge import weighted_sum
+from fedstill.fusion.norm import freeze_statistics, recalibrate
+from fedstill.fusion.options import Distillation
+from fedstill.fusion.predict import accuracy
+from fedstill.local.fit import batches, optimiser
+from fedstill.message import State, clone
+from fedstill.models.network import Network
+
+__all__ = ["Distilled", "distil"]
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What distillation did: steps taken, mean loss of the first and the last tenth, validation accuracy before and after."""
+
+    steps: int
+    first_loss: float
+    last_loss: float
+    before: float | None = None
+    after: float | None = None
+    kept: str = "student"
+
+    @property
+    def hurt(self) -> bool:
+        """Whether validation accuracy fell."""
+        return self.before is not None and self.after is not None and self.after < self.before
+
+
+def distil(
+    student: Network,
+    samples: Samples,
+    table: Table | Callable[[Tensor], Table],
+    options: Distillation,
+    *,
+    rng: torch.Generator,
+    validation: Samples | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Distilled:
+    """Train ``student`` in place towards the table's targets on ``samples``.
+
+    ``table`` is the fixed table of the round, or for fresh inputs a function that makes one for each batch. With
+    ``validation`` the best snapshot is the result and training stops after ``patience`` steps without a better one.
+    """
+    device = next(student.parameters()).device
+    parameters = [p for p in student.parameters() if p.requires_grad]
+    optimizer = optimiser(options.optimizer, parameters)
+    size = min(options.batch_size, len(samples))
+    steps = options.epochs * -(-len(samples) // size) if options.epochs else options.steps
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps) if options.schedule == "cosine" else None
+    best, best_step, best_state = -1.0, 0, None
+    before = accuracy(student, validation) if validation is not None else None
+    merged = clone(student.state_dict()) if options.keep_if_worse == "merged" and validation is not None else None
+    averaged, count = None, 0
+    fixed = table if isinstance(table, Table) else None
+    targets = _targets(fixed, options).to(device) if fixed is not None else None
+    counts = fixed.sample_weight.to(device) if fixed is not None and fixed.sample_weight is not None else None
+    x_all = samples.x.to(device)
+    losses: list[Tensor] = []
+    _learning(student, options)
+    done = 0
+    for index in batches(len(samples), size, rng, steps=steps):
+        if len(index) == 1 and options.student_norm != "frozen" and size > 1:
+            continue  # one sample has no batch statistics
+        index = index.to(device) if device.type != "cpu" else index
+        if targets is not None:
+            x, wanted = student.normalise(x_all[index]), targets[index]
+            weight = counts[index] if counts is not None else None
+        else:
+            x = student.normalise(augment(x_all[index], options.augment.flip, options.augment.crop, rng))
+            live = table(x)  # type: ignore[operator]
+            wanted, weight = _targets(live, options), live.sample_weight
+        optimizer.zero_grad(set_to_none=True)
+        loss = divergence(
+            student(x),
+            wanted,
+            direction=options.direction,
+            temperature=options.temperature,
+            square=options.square,
+            reduction=options.reduction,
+            weight=weight,
+        )
+        loss.backward()
+        if options.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, options.clip)
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        losses.append(loss.detach())
+        done += 1
+        if options.averaging and done >= options.averaging.start and done % options.averaging.every == 0:
+            now: State = clone(student.state_dict())
+            averaged = now if averaged is None else weighted_sum([averaged, now], [count / (count + 1), 1 / (count + 1)])
+            count += 1
+        if done % 20 == 0:
+            progress(done, steps)
+        if validation is not None and options.patience and (done % options.check_every == 0 or done == steps):
+            found = accuracy(student, validation)
+            _learning(student, options)
+            if found > best:
+                best, best_step, best_state = found, done, clone(student.state_dict())
+            elif done - best_step >= options.patience:
+                break
+    if averaged is not None:
+        student.load_state_dict(averaged)
+        recalibrate(student, samples)
+    elif best_state is not None:
+        student.load_state_dict(best_state)
+    if options.student_norm == "recalibrate":
+        recalibrate(student, samples)
+    after = accuracy(student, validation) if validation is not None else None
+    kept = "student"
+    if merged is not None and before is not None and after is not None and after < before:
+        student.load_state_dict(merged)
+        kept = "merged"
+    spoken = torch.stack(losses) if losses else torch.full((1,), float("nan"))
+    tenth = max(1, len(spoken) // 10)
+    return Distilled(done, float(spoken[:tenth].mean()), float(spoken[-tenth:].mean()), before, after, kept)
+
+
+def _targets(table: Table, options: Distillation) -> Tensor:
+    return sharpened(table.targets, options.sharpen) if options.sharpen else table.targets
+
+
+def _learning(student: Network, options: Distillation) -> None:
+    student.train()
+    if options.student_norm == "frozen":
+        freeze_statistics(student)

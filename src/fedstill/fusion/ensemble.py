@@ -1,0 +1,137 @@
+"""Ensembles: teachers are streamed, one at a time, over the samples into one table of targets. The memory is that of one
+teacher, however many there are; the table is computed once a round and the student trains on it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstill.data.samples import Samples
+from fedstill.errors import FedstillError
+from fedstill.fusion.predict import BATCH, apply
+from fedstill.fusion.teacher import Teacher
+from fedstill.fusion.weighting import Ready, Scored, Voting, Weighting
+from fedstill.models.network import Network
+
+__all__ = ["Space", "Table", "ensemble_table"]
+
+Space = Literal["logits", "probabilities", "losses"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the teachers say: target probabilities (n, classes), how much each sample counts, and each teacher's weight."""
+
+    targets: Tensor
+    weights: Tensor  # (n, teachers)
+    sample_weight: Tensor | None = None
+
+    def accuracy(self, labels: Tensor) -> float:
+        """The ensemble's own accuracy, the student's ceiling."""
+        return float((self.targets.argmax(1) == labels.to(self.targets.device)).double().mean())
+
+
+def ensemble_table(
+    teachers: Sequence[Teacher],
+    samples: Samples,
+    weighting: Weighting,
+    *,
+    space: Space = "logits",
+    temperature: float = 1.0,
+    direction: Literal["forward", "reverse"] = "forward",
+    batch_size: int = BATCH,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Table:
+    """The teachers' table over ``samples``.
+
+    * ``logits``: softmax of the weighted mean of logits (FedDF's AVGLOGITS);
+    * ``probabilities``: the weighted mean of softmaxes (FedD3A Eq. 7, DaFKD Eq. 8);
+    * ``losses``: the target whose divergence has the same gradient as the weighted mean of the divergences to each teacher.
+      For KL(teacher || student) that is the mean of probabilities, for KL(student || teacher) their normalised geometric
+      mean, which is the mean of logits: no separate pass is needed.
+    """
+    if space == "losses":
+        space = "probabilities" if direction == "forward" else "logits"
+    if isinstance(weighting, Voting):
+        return _voted(teachers, samples, weighting, temperature, batch_size, progress)
+    ready = weighting.weights(samples) if isinstance(weighting, Ready) else None
+    total: Tensor | None = None
+    columns: list[Tensor] = []
+    for k, teacher in enumerate(teachers):
+        network = teacher.load()
+        if isinstance(weighting, Scored):
+            spoken, score = _with_scores(network, weighting, k, samples, batch_size)
+        else:
+            assert ready is not None
+            spoken, score = apply(network, network, samples, batch_size), ready[:, k]
+        if space == "probabilities":
+            spoken = (spoken / temperature).softmax(1)
+        score = score.to(spoken.device, spoken.dtype)
+        total = spoken * score[:, None] if total is None else total.addcmul_(spoken, score[:, None])
+        columns.append(score)
+        progress(k + 1, len(teachers))
+    assert total is not None, "an ensemble needs a teacher"
+    weights = torch.stack(columns, 1)
+    sample_weight = None
+    if isinstance(weighting, Scored):
+        # normalised after the pass: sum_k s_k f_k / sum_k s_k; a sample that nobody knows teaches nothing
+        mass = weights.sum(1, keepdim=True)
+        known = mass > 0
+        if not bool(known.any()):
+            raise FedstillError("every teacher's score is zero for every sample: the weighting has broken down")
+        sample_weight = None if bool(known.all()) else known[:, 0].to(total.dtype)
+        total, weights = total / mass.where(known, 1), weights / mass.where(known, 1)
+        if space == "probabilities":
+            total = torch.where(known, total, 1 / total.shape[1])
+    targets = total if space == "probabilities" else (total / temperature).softmax(1)
+    return Table(targets, weights, sample_weight)
+
+
+def _with_scores(network: Network, weighting: Scored, k: int, samples: Samples, batch_size: int) -> tuple[Tensor, Tensor]:
+    def both(x: Tensor) -> Tensor:
+        features = network.features(x)
+        return torch.cat([network.head(features), weighting.score(k, network, x, features)[:, None]], 1)
+
+    answers = apply(both, network, samples, batch_size)
+    return answers[:, :-1], answers[:, -1]
+
+
+def _voted(
+    teachers: Sequence[Teacher],
+    samples: Samples,
+    weighting: Voting,
+    temperature: float,
+    batch_size: int,
+    progress: Callable[[int, int], None],
+) -> Table:
+    """A vote needs every teacher's word on a sample at once: the words are spooled to a file and read back in slices."""
+    n = len(samples)
+    with tempfile.TemporaryFile() as file:
+        spool: np.memmap | None = None
+        device = None
+        for k, teacher in enumerate(teachers):
+            network = teacher.load()
+            logits = apply(network, network, samples, batch_size)
+            device = logits.device
+            if spool is None:
+                spool = np.memmap(file, np.float32, "w+", shape=(len(teachers), n, logits.shape[1]))
+            spool[k] = logits.float().cpu().numpy()
+            progress(k + 1, len(teachers))
+        assert spool is not None, "an ensemble needs a teacher"
+        slices = [
+            weighting.vote(torch.from_numpy(np.array(spool[:, i : i + batch_size])).to(device) / temperature)
+            for i in range(0, n, batch_size)
+        ]
+    counted = [part.sample_weight for part in slices]
+    return Table(
+        torch.cat([part.targets for part in slices]),
+        torch.cat([part.weights for part in slices]),
+        torch.cat([c for c in counted if c is not None]) if counted[0] is not None else None,
+    )

@@ -1,0 +1,53 @@
+"""BatchNorm statistics: they are not weights, and averaging or distilling without thinking of them quietly ruins a model."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedstill.data.samples import Samples
+from fedstill.models.network import Network
+
+__all__ = ["buffer_names", "freeze_statistics", "recalibrate"]
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
+def buffer_names(network: nn.Module) -> set[str]:
+    """The names of the network's buffers that are part of its state (running means, variances, counters).
+
+    >>> sorted(buffer_names(nn.BatchNorm1d(2)))
+    ['num_batches_tracked', 'running_mean', 'running_var']
+    """
+    return set(network.state_dict()) - {name for name, _ in network.named_parameters()}
+
+
+def recalibrate(network: Network, samples: Samples, batch_size: int = 256) -> Network:
+    """Estimate the running statistics anew, as plain averages over ``samples``; weights stay as they are."""
+    layers = [module for module in network.modules() if isinstance(module, BatchNorm) and module.track_running_stats]
+    if not layers:
+        return network
+    kept = [(layer, layer.momentum) for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # cumulative average
+    was_training = network.training
+    network.eval()
+    for layer in layers:
+        layer.train()
+    device = next(network.parameters()).device
+    with torch.no_grad():
+        for x in samples.x.split(batch_size):
+            if len(x) > 1:
+                network(network.normalise(x.to(device)))
+    for layer, momentum in kept:
+        layer.momentum = momentum
+    network.train(was_training)
+    return network
+
+
+def freeze_statistics(network: nn.Module) -> None:
+    """Put every BatchNorm layer in eval mode: it normalises by its running statistics and leaves them alone."""
+    for module in network.modules():
+        if isinstance(module, BatchNorm):
+            module.eval()

@@ -1,0 +1,53 @@
+"""How knowledge is transferred: the options of sources and of distillation. Defaults are FedDF's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedstill.local.options import Augment, Optimizer
+from fedstill.options import Part, Positive
+
+__all__ = ["Averaging", "Distillation", "Source"]
+
+
+class Source(Part):
+    """On what knowledge is transferred: the server's unlabelled data, a generator's samples, uniform noise, or a mixture."""
+
+    kind: Literal["data", "generator", "noise", "mixture"] = "data"
+    size: Positive = 5000  # samples drawn for generator and noise, and altogether for a mixture
+    generator: str | None = None  # a frozen generator: a .safetensors file written by fedstill, or module.path:callable
+    shares: dict[Literal["data", "generator", "noise"], Annotated[float, Field(ge=0)]] = {"data": 0.5, "noise": 0.5}
+    redraw: bool = True  # draw generated samples and noise anew each round
+
+
+class Averaging(Part):
+    """Stochastic weight averaging of the student: the mean of its weights every ``every`` steps from ``start`` on."""
+
+    start: Annotated[int, Field(ge=0)] = 0
+    every: Positive = 25
+
+
+class Distillation(Part):
+    """How the student learns from the teachers' table."""
+
+    start: Literal["average", "previous", "scratch"] = "average"  # FedDF Table 5
+    direction: Literal["forward", "reverse"] = "forward"  # KL(teacher || student), or KL(student || teacher)
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    square: bool = False  # multiply the loss by the temperature's square
+    reduction: Literal["batchmean", "mean"] = "batchmean"  # "mean" divides by the number of classes as well
+    sharpen: Annotated[float, Field(gt=0)] | None = None  # targets to the power 1/sharpen, renormalised (FedBE: 0.5)
+    steps: Positive = 10_000
+    epochs: Positive | None = None  # instead of steps
+    batch_size: Positive = 128
+    optimizer: Optimizer = Optimizer(name="adam", lr=1e-3)
+    schedule: Literal["cosine", "constant"] = "cosine"  # over the steps, to zero
+    clip: Annotated[float, Field(gt=0)] | None = 5.0
+    patience: Positive | None = 1000  # steps without a better validation accuracy, where there is validation data
+    check_every: Positive = 100
+    student_norm: Literal["train", "frozen", "recalibrate"] = "frozen"  # BatchNorm statistics while distilling
+    keep_if_worse: Literal["student", "merged"] = "student"  # which model stays where validation says distilling hurt
+    fresh: bool = False  # new inputs each step, teachers evaluated on them: exact, and as many times slower as there are teachers
+    augment: Augment = Augment()  # of fresh inputs
+    averaging: Averaging | None = None

@@ -1,0 +1,132 @@
+"""The transfer of a round: teachers speak about the samples, every student learns, and the history learns what it did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstill.algorithm import Round, Scores
+from fedstill.data.samples import Samples
+from fedstill.fusion.distil import distil
+from fedstill.fusion.ensemble import Space, Table, ensemble_table
+from fedstill.fusion.options import Distillation
+from fedstill.fusion.predict import accuracy
+from fedstill.fusion.teacher import Teacher
+from fedstill.fusion.weighting import Weighting
+from fedstill.message import State, clone
+from fedstill.task import Task
+
+__all__ = ["note_ceiling", "note_weights", "transfer"]
+
+
+def transfer(
+    task: Task,
+    models: Mapping[str, State],
+    teachers: Sequence[Teacher],
+    samples: Samples,
+    weighting: Weighting,
+    options: Distillation,
+    round: Round,
+    *,
+    space: Space = "logits",
+) -> dict[str, State]:
+    """Distil the teachers into every model of ``models`` (the students' starts); returns the students' weights.
+
+    Notes in the round: the merged models' and the ensemble's accuracy, mean teacher weights, losses, and a warning where
+    validation data says that distillation hurt.
+    """
+    note_ceiling(task, models, teachers, weighting, options, round, space)
+    live = {"space": space, "temperature": options.temperature, "direction": options.direction}
+    table: Any
+    if options.fresh:
+        table = lambda x: ensemble_table(teachers, Samples(x), weighting, **live)  # type: ignore[arg-type]
+    else:
+        table = ensemble_table(
+            teachers,
+            samples,
+            weighting,
+            progress=lambda k, of: round.progress("teachers", k, of),
+            **live,  # type: ignore[arg-type]
+        )
+        note_weights(task, teachers, table, samples, round)
+    students: dict[str, State] = {}
+    losses: dict[str, dict[str, Any]] = {}
+    for name, start in models.items():
+        student = task.load(name, start, role="student")
+        done = distil(
+            student,
+            samples,
+            table,
+            options,
+            rng=round.rng("distil", name),
+            validation=task.validation,
+            progress=lambda step, of, name=name: round.progress(f"distil {name}", step, of),  # type: ignore[misc]
+        )
+        losses[name] = {"steps": done.steps, "first": done.first_loss, "last": done.last_loss}
+        if done.before is not None:
+            losses[name].update(validation_before=done.before, validation_after=done.after, kept=done.kept)
+        if done.hurt:
+            fell = f"validation accuracy of {name} fell from {done.before:.3f} to {done.after:.3f} by distillation"
+            hint = "the merged model is kept" if done.kept == "merged" else "keep_if_worse = 'merged' would keep the merged model"
+            text = f"round {round.number}: {fell}; {hint}"
+            round.notes.setdefault("warnings", []).append(text)
+        students[name] = clone(student.state_dict())
+    round.note(distillation=losses)
+    return students
+
+
+def note_ceiling(
+    task: Task,
+    models: Mapping[str, State],
+    teachers: Sequence[Teacher],
+    weighting: Weighting,
+    options: Distillation,
+    round: Round,
+    space: Space,
+) -> None:
+    """Note the accuracy before distillation (``merged_accuracy``) and of the ensemble, its ceiling (``ensemble_accuracy``)."""
+    evaluation = task.config.evaluation
+    if not evaluation.ensemble or (round.number % evaluation.every and round.number != round.total):
+        return
+    clock = time.perf_counter()
+    merged = Scores(
+        {
+            domain: fmean(accuracy(task.load(name, state, role="student"), test) for name, state in models.items())
+            for domain, test in task.tests.items()
+        }
+    )
+    tests = [test for test in task.tests.values() if test.y is not None]
+    together = Samples(torch.cat([test.x for test in tests]))
+    table = ensemble_table(
+        teachers, together, weighting, space=space, temperature=options.temperature, direction=options.direction
+    )
+    right = table.targets.argmax(1).cpu() == torch.cat([test.y for test in tests if test.y is not None])
+    by_domain = [float(part.double().mean()) for part in right.split([len(test) for test in tests])]
+    round.note(
+        merged_accuracy=merged.mean,
+        ensemble_accuracy=fmean(by_domain),
+        evaluate_seconds=round.notes.get("evaluate_seconds", 0.0) + time.perf_counter() - clock,
+    )
+
+
+def note_weights(task: Task, teachers: Sequence[Teacher], table: Table, samples: Samples, round: Round) -> None:
+    """Note each teacher's mean weight, and where the samples are the server's pool also by the domain they come from."""
+    names = [teacher.name for teacher in teachers]
+
+    def means(weights: Tensor) -> dict[str, float]:
+        return {name: float(f"{value:.5g}") for name, value in zip(names, weights.mean(0).tolist(), strict=True)}
+
+    round.note(weights=means(table.weights))
+    pool = task.pool
+    if pool is not None and samples is pool.samples:
+        origin = pool.origin.to(table.weights.device)
+        round.note(
+            weights_by_domain={
+                domain: means(table.weights[origin == i]) for i, domain in enumerate(pool.domains) if bool((origin == i).any())
+            }
+        )

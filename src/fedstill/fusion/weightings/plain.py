@@ -1,0 +1,48 @@
+"""Weightings that look at nothing: all alike, or at random."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedstill.data.samples import Samples
+from fedstill.fusion.weighting import Ready, Scene, register
+
+__all__ = ["Examples", "Random", "Uniform"]
+
+
+@register("uniform", summary="every teacher counts alike (FedDF)")
+class Uniform(Ready):
+    """Every teacher counts alike."""
+
+    def __init__(self, scene: Scene):
+        self.teachers = len(scene.teachers)
+
+    def weights(self, samples: Samples) -> Tensor:
+        """1/K everywhere."""
+        return torch.full((1, 1), 1 / self.teachers).expand(len(samples), self.teachers)
+
+
+@register("random", summary="softmax of noise, new for each sample (FedD3A, Table 1)")
+class Random(Ready):
+    """FedD3A's control: ``softmax(z)`` with standard normal ``z``."""
+
+    def __init__(self, scene: Scene):
+        self.teachers, self.rng = len(scene.teachers), scene.rng
+
+    def weights(self, samples: Samples) -> Tensor:
+        """One draw a sample."""
+        return torch.randn(len(samples), self.teachers, generator=self.rng).softmax(1)
+
+
+@register("examples", summary="in proportion to the clients' numbers of examples")
+class Examples(Ready):
+    """``n_k / sum n`` for every sample."""
+
+    def __init__(self, scene: Scene):
+        counts = torch.tensor([float(reply.samples) for reply in scene.replies])
+        self.shares = counts / counts.sum()
+
+    def weights(self, samples: Samples) -> Tensor:
+        """The same row for every sample."""
+        return self.shares.expand(len(samples), len(self.shares))

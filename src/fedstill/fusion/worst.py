@@ -1,0 +1,64 @@
+"""Drop-worst: leave out teachers that predict no better than chance (FedDF, section 4.2).
+
+On the server's labelled validation data, a model whose accuracy is under ``factor`` times chance is dropped. Where none is that
+bad, those further than ``deviations`` standard deviations below the mean of the others (the best one set aside) are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedstill.algorithm import Reply, Round
+from fedstill.errors import FedstillError
+from fedstill.fusion.predict import accuracy
+from fedstill.options import Part
+
+if TYPE_CHECKING:
+    from fedstill.task import Task
+
+__all__ = ["DropWorst", "drop_worst", "kept"]
+
+
+class DropWorst(Part):
+    """The two rules; ``deviations = 0`` switches the second off."""
+
+    factor: Annotated[float, Field(ge=1)] = 1.2
+    deviations: Annotated[float, Field(ge=0)] = 1.5
+
+
+def kept(scores: Tensor, classes: int, rule: DropWorst) -> Tensor:
+    """Which of the models with these validation accuracies stay.
+
+    >>> kept(torch.tensor([0.6, 0.1, 0.5]), 10, DropWorst()).tolist()
+    [True, False, True]
+    """
+    stay = scores >= rule.factor / classes
+    if bool(stay.all()) and rule.deviations and len(scores) > 2:
+        others = scores[torch.arange(len(scores)) != int(scores.argmax())]
+        stay = scores >= others.mean() - rule.deviations * others.std(unbiased=False)
+    return stay
+
+
+def drop_worst(task: Task, replies: Sequence[Reply], rule: DropWorst, round: Round) -> list[Reply]:
+    """The replies worth listening to; who was left out is noted in the history. If all would go, all stay."""
+    if task.validation is None:
+        raise FedstillError("drop_worst needs labelled data on the server: set data.validation, e.g. 0.1")
+    validation = task.validation
+    scores = torch.tensor([accuracy(task.load(r.prototype, r.model, role="teacher"), validation) for r in replies])
+    stay = kept(scores, len(task.classes), rule)
+    if not bool(stay.any()):
+        return list(replies)
+    left = {r.client: round_to(s) for r, s, ok in zip(replies, scores.tolist(), stay.tolist(), strict=True) if not ok}
+    if left:
+        round.note(worst=left)
+    return [r for r, ok in zip(replies, stay.tolist(), strict=True) if ok]
+
+
+def round_to(value: float) -> float:
+    """Four digits are enough for a note."""
+    return float(f"{value:.4f}")

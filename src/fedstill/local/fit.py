@@ -1,0 +1,157 @@
+"""The training loop that every client runs: cross-entropy plus the objective's terms, on data that is already tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedstill.data.augment import augment
+from fedstill.data.samples import Samples
+from fedstill.local.options import Local, Optimizer, Schedule
+from fedstill.models.network import Network
+
+__all__ = ["Batch", "Fit", "Term", "batches", "fit", "learning_rate", "optimiser"]
+
+
+@dataclass
+class Batch:
+    """What a term of the objective may look at in one step."""
+
+    network: Network
+    x: Tensor
+    y: Tensor
+    features: Tensor
+    logits: Tensor
+    step: int
+    rng: torch.Generator
+
+
+Term = Callable[[Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What training did."""
+
+    steps: int
+    loss: float  # mean over the last epoch's steps
+
+
+def optimiser(options: Optimizer, parameters: Sequence[nn.Parameter], lr: float | None = None) -> torch.optim.Optimizer:
+    """The torch optimiser that the options name."""
+    rate = options.lr if lr is None else lr
+    if options.name == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=rate,
+            momentum=options.momentum,
+            nesterov=options.nesterov and options.momentum > 0,
+            weight_decay=options.weight_decay,
+            foreach=True,
+        )
+    kind = torch.optim.Adam if options.name == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=rate, betas=options.betas, weight_decay=options.weight_decay, foreach=True)
+
+
+def learning_rate(base: float, schedule: Schedule, round: int, rounds: int) -> float:
+    """The rate in ``round`` (from 1) of ``rounds``.
+
+    >>> learning_rate(0.01, Schedule(kind="cosine", final=0.0001), 1, 30)
+    0.01
+    >>> round(learning_rate(0.01, Schedule(kind="cosine", final=0.0001), 30, 30), 6)
+    0.0001
+    """
+    done = (round - 1) / max(1, rounds - 1)
+    if schedule.kind == "cosine":
+        return schedule.final + (base - schedule.final) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+    if schedule.kind == "exponential":
+        return base * schedule.factor ** (round - 1)
+    return base
+
+
+def batches(
+    n: int, size: int, rng: torch.Generator, *, epochs: int = 1, steps: int | None = None, drop_last: bool = False
+) -> Iterator[Tensor]:
+    """Shuffled index batches: whole epochs, or exactly ``steps`` batches over as many epochs as that takes.
+
+    >>> [len(b) for b in batches(5, 2, torch.Generator().manual_seed(0))]
+    [2, 2, 1]
+    >>> len(list(batches(5, 2, torch.Generator().manual_seed(0), steps=7)))
+    7
+    """
+    if n == 0:
+        return
+    done = 0
+    epoch = 0
+    while steps is not None or epoch < epochs:
+        order = torch.randperm(n, generator=rng)
+        for index in order.split(size):
+            if drop_last and len(index) < min(size, n):
+                break
+            yield index
+            done += 1
+            if steps is not None and done == steps:
+                return
+        epoch += 1
+
+
+def fit(
+    network: Network,
+    data: Samples,
+    local: Local,
+    *,
+    rng: torch.Generator,
+    lr: float | None = None,
+    terms: Sequence[Term] = (),
+    parameters: Sequence[nn.Parameter] | None = None,
+    base_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> Fit:
+    """Train ``network`` in place on ``data``: minimise ``base_loss(logits, y)`` plus the sum of ``terms``.
+
+    ``parameters`` limits what is trained (all by default). A last batch of one sample is skipped where the network has
+    batch statistics, which one sample cannot give.
+    """
+    network.train()
+    chosen = list(parameters) if parameters is not None else [p for p in network.parameters() if p.requires_grad]
+    optimizer = optimiser(local.optimizer, chosen, lr)
+    single_ok = not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
+    flip, crop = local.augment.flip, local.augment.crop
+    device = next(network.parameters()).device
+    data = data.to(device)
+    x_all, y_all = data.x, data.y
+    assert y_all is not None, "local training needs labels"
+    normalise = network.normalise
+    whole = None if flip or crop else normalise(x_all)  # a client's data is small: normalise it once
+    losses: list[Tensor] = []
+    per_epoch = max(1, len(data) // local.batch_size)
+    step = 0
+    for index in batches(len(data), local.batch_size, rng, epochs=local.epochs, steps=local.steps, drop_last=local.drop_last):
+        if len(index) == 1 and not single_ok:
+            continue
+        if device.type != "cpu":
+            index = index.to(device)
+        x = whole[index] if whole is not None else normalise(augment(x_all[index], flip, crop, rng))
+        y = y_all[index]
+        optimizer.zero_grad(set_to_none=True)
+        if terms:
+            features = network.features(x)
+            logits = network.head(features)
+            loss = base_loss(logits, y)
+            batch = Batch(network, x, y, features, logits, step, rng)
+            for term in terms:
+                loss = loss + term(batch)
+        else:
+            loss = base_loss(network(x), y)
+        loss.backward()
+        if local.clip is not None:
+            nn.utils.clip_grad_norm_(chosen, local.clip)
+        optimizer.step()
+        losses.append(loss.detach())
+        step += 1
+    last = losses[-per_epoch:]
+    return Fit(step, float(torch.stack(last).mean()) if last else float("nan"))

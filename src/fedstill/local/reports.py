@@ -1,0 +1,37 @@
+"""What a client sends besides weights. A report is made with the weights as received, before local training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedstill.algorithm import Client
+from fedstill.errors import unknown
+from fedstill.message import Message, State
+
+__all__ = ["make_report", "report"]
+
+_REPORTS: dict[str, Callable[[Message, Client, Mapping[str, Any]], State]] = {}
+
+
+def report(name: str) -> Callable:
+    """Register a report under the name of its tensor group."""
+
+    def add(make: Callable[[Message, Client, Mapping[str, Any]], State]) -> Callable:
+        _REPORTS[name] = make
+        return make
+
+    return add
+
+
+def make_report(name: str, message: Message, client: Client, options: Mapping[str, Any]) -> State:
+    """The report called ``name``, as named tensors."""
+    if name not in _REPORTS:
+        raise unknown("report", name, _REPORTS)
+    return _REPORTS[name](message, client, options)
+
+
+@report("counts")
+def label_counts(message: Message, client: Client, options: Mapping[str, Any]) -> State:
+    """How many samples of each class the client has (this reveals its label histogram)."""
+    return {"labels": client.data.counts(len(client.task.classes))}

@@ -1,0 +1,20 @@
+"""A client's ordinary turn: load the weights it was sent, train, send them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedstill.algorithm import Client
+from fedstill.local.fit import Term, fit, learning_rate
+from fedstill.message import Message, State, clone
+
+__all__ = ["local_update"]
+
+
+def local_update(message: Message, client: Client, terms: Sequence[Term] = (), start: State | None = None) -> Message:
+    """Train from ``start`` (the message's model by default) on the client's data and reply with the weights."""
+    config = client.task.config
+    network = client.task.load(client.prototype, message.group("model") if start is None else start)
+    rate = learning_rate(config.local.optimizer.lr, config.local.schedule, client.round, config.rounds)
+    done = fit(network, client.data, config.local, rng=client.rng("fit"), lr=rate, terms=terms)
+    return Message.of(model=clone(network.state_dict()), samples=len(client.data), loss=done.loss)

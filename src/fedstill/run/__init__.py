@@ -1,0 +1,1 @@
+"""Running: configuration, presets, checkpoints, history, the loop."""

@@ -1,0 +1,280 @@
+"""The loop, the same on every engine: sample clients, exchange messages, screen the replies, fuse, evaluate, write it down."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from fedstill.algorithm import Algorithm, Reply, Round, Server
+from fedstill.algorithms import create
+from fedstill.engine import Engine
+from fedstill.engine.inprocess import InProcess
+from fedstill.errors import FedstillError
+from fedstill.fusion.norm import buffer_names
+from fedstill.fusion.screen import fault
+from fedstill.message import Message, State, atomic_write, to_json
+from fedstill.run import history as records
+from fedstill.run.checkpoint import load_checkpoint, save_checkpoint
+from fedstill.run.config import Config, to_toml
+from fedstill.streams import numpy_stream, subseed
+from fedstill.task import Task
+
+__all__ = ["Listener", "Result", "drive", "run", "sample_clients"]
+
+
+class Listener:
+    """Told what happens in a run; the command line draws it, a tracker records it."""
+
+    def started(self, task: Task, rounds_done: int) -> None:
+        """A run begins, or goes on after ``rounds_done`` rounds."""
+
+    def progress(self, what: str, done: int, of: int) -> None:
+        """A step of the round in progress."""
+
+    def round(self, line: dict[str, Any]) -> None:
+        """A round has ended; ``line`` is its line of the history."""
+
+    def warn(self, text: str) -> None:
+        """Something the user should know."""
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        """The run has ended."""
+
+
+class Result:
+    """What a run leaves: its folder, its history and summary, and the server's last state."""
+
+    def __init__(self, folder: Path, history: list[dict[str, Any]], summary: dict[str, Any], server: Server, task: Task):
+        self.folder, self.history, self.summary, self.server, self.task = folder, history, summary, server, task
+
+    @property
+    def accuracy(self) -> float:
+        """The final accuracy."""
+        return self.summary["final_accuracy"]
+
+
+def sample_clients(ids: Sequence[str], count: int, seed: int, round: int) -> list[str]:
+    """The clients of a round: a pure function of the seed and the round.
+
+    >>> sample_clients(["a", "b", "c"], 2, 0, 1) == sample_clients(["a", "b", "c"], 2, 0, 1)
+    True
+    """
+    if count >= len(ids):
+        return list(ids)
+    chosen = numpy_stream(seed, "sample", round).choice(len(ids), size=count, replace=False)
+    return [ids[i] for i in sorted(chosen)]
+
+
+def run(config: Config, out: Path, *, resume: bool = False, listeners: Sequence[Listener] = ()) -> Result:
+    """Run a configuration to its end and write its folder; with ``resume`` go on from the last checkpoint there."""
+    if config.engine.name == "flower-simulation":
+        from fedstill.engine.flower import run_simulation
+
+        return run_simulation(config, out, resume=resume, listeners=listeners)
+    with threads(config.engine.threads):
+        task = Task(config)
+        algorithm = create(task)
+        out.mkdir(parents=True, exist_ok=True)
+        engine = InProcess(
+            algorithm,
+            out,
+            workers=config.engine.workers,
+            threads=config.engine.threads,
+            timeout=config.clients.timeout,
+        )
+        with contextlib.closing(engine):
+            return drive(algorithm, engine, out, resume=resume, listeners=listeners)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """torch with ``count`` threads (0: as it is)."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def drive(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool = False, listeners: Sequence[Listener] = ()) -> Result:
+    """The rounds themselves, on any engine."""
+    task, config = algorithm.task, algorithm.task.config
+
+    def tell(event: str, *what: Any) -> None:
+        for listener in listeners:
+            getattr(listener, event)(*what)
+
+    path = out / "history.jsonl"
+    if path.exists() and not resume:
+        raise FedstillError(f"{out} already holds a run; use --resume to go on, or another --out")
+    done, server = _begin(algorithm, out, resume, lambda text: tell("warn", text))
+    history = records.truncate(path, done)
+    atomic_write(out / "clients.json", to_json(who_holds_what(task)))
+    tell("started", task, done)
+    ids = list(task.clients)
+    count = config.clients.per_round or max(1, round(config.clients.fraction * len(ids)))
+    if algorithm.everyone:
+        count = len(ids)
+    for number in range(done + 1, config.rounds + 1):
+        context = Round(number, config.rounds, config.seed, progress=lambda *step: tell("progress", *step))
+        chosen = sample_clients(ids, count, config.seed, number)
+        server, line = _round(algorithm, engine, server, chosen, context)
+        for text in line.pop("warnings", []):
+            tell("warn", text)
+        save_checkpoint(out / "checkpoint", number, server)
+        records.append(path, line)
+        history.append(line)
+        tell("round", line)
+    write_models(out, server, task)
+    found = records.summary(config.algorithm["name"], config.seed, history, config.evaluation.targets)
+    atomic_write(out / "summary.json", to_json(found) + "\n")
+    tell("finished", found)
+    return Result(out, history, found, server, task)
+
+
+def _begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], None]) -> tuple[int, Server]:
+    text = to_toml(algorithm.task.config)
+    kept = out / "config.toml"
+    if resume:
+        found = load_checkpoint(out / "checkpoint", warn)
+        if kept.exists() and not same_run(kept.read_text(), text):
+            raise FedstillError(f"{kept} differs from this configuration; --resume needs the same one (rounds may grow)")
+        atomic_write(kept, text)
+        if found is not None:
+            return found
+        return 0, algorithm.start()
+    atomic_write(kept, text)
+    return 0, algorithm.start()
+
+
+def same_run(before: str, now: str) -> bool:
+    """Whether two configurations describe the same run: all but the number of rounds, the engine and what is evaluated."""
+    trees = [tomllib.loads(text) for text in (before, now)]
+    for tree in trees:
+        for free in ("rounds", "engine", "evaluation"):
+            tree.pop(free, None)
+    return trees[0] == trees[1]
+
+
+def _round(
+    algorithm: Algorithm, engine: Engine, server: Server, chosen: list[str], context: Round
+) -> tuple[Server, dict[str, Any]]:
+    config = algorithm.task.config
+    seconds = {"train": 0.0, "fuse": 0.0, "evaluate": 0.0}
+    down = up = 0
+    dropped: list[dict[str, str]] = []
+    present = list(chosen)
+    for phase in algorithm.phases(context.number):
+        context.phase = phase
+        clock = time.perf_counter()
+        messages = [(client, algorithm.instruct(server, client, context)) for client in present]
+        down += sum(message.nbytes for _, message in messages)
+        found: dict[str, Reply] = {}
+        for outcome in engine.exchange(context.number, phase, messages):
+            up += outcome.nbytes
+            reply, reason = _screened(algorithm, server, outcome.client, outcome.read, outcome.reason)
+            if reply is not None:
+                found[outcome.client] = reply
+            else:
+                dropped.append({"client": outcome.client, "reason": str(reason)})
+            context.progress(phase, len(found) + len(dropped), len(chosen))
+        present = [client for client in present if client in found]  # in the order of sampling, whatever came first
+        seconds["train"] += time.perf_counter() - clock
+        if len(present) < config.clients.min_replies:
+            reasons = "; ".join(f"{d['client']}: {d['reason']}" for d in dropped[:3])
+            raise FedstillError(
+                f"round {context.number} has {len(present)} usable replies, fewer than min_replies = "
+                f"{config.clients.min_replies} ({reasons}); the checkpoint of round {context.number - 1} can be resumed"
+            )
+        clock = time.perf_counter()
+        evaluated = context.notes.get("evaluate_seconds", 0.0)
+        with torch.random.fork_rng(devices=[]):  # dropout and the like draw from torch's own generator
+            torch.manual_seed(subseed(config.seed, "fuse", context.number, phase))
+            server = algorithm.fuse(server, [found[client] for client in present], context)
+        spent = time.perf_counter() - clock
+        measured = context.notes.get("evaluate_seconds", 0.0) - evaluated
+        seconds["fuse"] += spent - measured
+        seconds["evaluate"] += measured
+    context.notes.pop("evaluate_seconds", None)
+    notes = context.notes
+    line: dict[str, Any] = {"round": context.number, "accuracy": None, "domains": {}}
+    if context.number % config.evaluation.every == 0 or context.number == config.rounds:
+        clock = time.perf_counter()
+        scores = algorithm.evaluate(server)
+        seconds["evaluate"] += time.perf_counter() - clock
+        line.update(accuracy=scores.mean, domains=scores.domains)
+        if len(scores.prototypes) > 1:
+            line["prototypes"] = scores.prototypes
+    line.update(
+        merged_accuracy=notes.pop("merged_accuracy", line["accuracy"]),
+        ensemble_accuracy=notes.pop("ensemble_accuracy", None),
+        bytes_down=down,
+        bytes_up=up,
+        seconds={name: round(value, 4) for name, value in seconds.items()},
+        clients=present,
+        dropped=dropped,
+        **notes,
+    )
+    return server, line
+
+
+def _screened(
+    algorithm: Algorithm, server: Server, client: str, read: Callable[[], Message] | None, reason: str | None
+) -> tuple[Reply | None, str | None]:
+    if read is None:
+        return None, reason or "no reply"
+    info = algorithm.task.clients[client]
+    try:
+        message = read()
+    except FedstillError as error:
+        return None, str(error)
+    template = None
+    decode: Callable[[State], State] = dict
+    if "model" in algorithm.requires:
+        template = algorithm.task.template(info.prototype)
+        if algorithm.task.config.model.buffers == "local":  # statistics stay with the clients; the server's stand in
+            kept = {name: server.models[info.prototype][name] for name in buffer_names(algorithm.task.network(info.prototype))}
+            template = {name: tensor for name, tensor in template.items() if name not in kept}
+            decode = lambda state: {**kept, **state}
+    problem = fault(message, algorithm.requires, template) or algorithm.screen(server, client, message)
+    if problem:
+        return None, problem
+    return Reply(client, info.domain, info.prototype, int(message.values["samples"]), read, decode), None
+
+
+def who_holds_what(task: Task) -> dict[str, Any]:
+    """The clients and their label counts, for ``clients.json`` and the bubble chart."""
+    clients = []
+    for info in task.clients.values():
+        labels = task.domains[info.domain].train.y
+        assert labels is not None
+        counts = torch.bincount(labels[torch.from_numpy(info.indices)], minlength=len(task.classes))
+        clients.append(
+            {
+                "id": info.id,
+                "domain": info.domain,
+                "prototype": info.prototype,
+                "samples": info.samples,
+                "counts": counts.tolist(),
+            }
+        )
+    return {"classes": list(task.classes), "clients": clients}
+
+
+def write_models(out: Path, server: Server, task: Task) -> None:
+    """The final weights: ``model.safetensors``, or ``models/<prototype>.safetensors`` where there are several."""
+    for name, state in server.models.items():
+        path = out / "model.safetensors" if len(server.models) == 1 else out / "models" / f"{name.replace('/', '_')}.safetensors"
+        plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in state.items()}
+        # one entry: safetensors writes several in no fixed order, and equal models should be equal files
+        about = {"fedstill": to_json({"model": name, "classes": list(task.classes), "shape": list(task.shape)})}
+        atomic_write(path, safetensors.torch.save(plain, about))

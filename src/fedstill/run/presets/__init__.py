@@ -1,0 +1,67 @@
+"""Shipped configurations, one TOML file each. ``[about]`` says what it is; ``[for.NAME]`` is laid over the rest when the
+algorithm is NAME, so that a preset can give every system what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedstill.errors import FedstillError, unknown
+from fedstill.run.config import Config, parse, read, settings
+
+__all__ = ["configuration", "presets", "tree_of"]
+
+FOLDER = Path(__file__).parent
+
+
+def presets() -> dict[str, str]:
+    """Every preset and what it is."""
+    return {path.stem: read(path).get("about", {}).get("what", "") for path in sorted(FOLDER.glob("*.toml"))}
+
+
+def tree_of(name: str) -> dict[str, Any]:
+    """The raw tree of a preset, or of a TOML file."""
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        if not path.is_file():
+            raise FedstillError(f"no such file: {name}")
+        return read(path)
+    if name not in presets():
+        raise unknown("preset", name, presets())
+    return read(FOLDER / f"{name}.toml")
+
+
+def configuration(name: str, assignments: Sequence[str] = ()) -> Config:
+    """The resolved configuration of a preset or file with ``key=value`` assignments made.
+
+    >>> configuration("demo", ["rounds=2", "algorithm.name=fedprox"]).algorithm["name"]
+    'fedprox'
+    """
+    return resolve(tree_of(name), assignments)
+
+
+def resolve(raw: Mapping[str, Any], assignments: Sequence[str] = ()) -> Config:
+    """The configuration in a raw tree, its ``[for.NAME]`` table of the algorithm in force laid over it."""
+    tree = {key: value for key, value in raw.items() if key not in ("about", "for")}
+    overlays = raw.get("for", {})
+    given = settings(tree, list(assignments))
+    chosen = given.get("algorithm", {}).get("name") if isinstance(given.get("algorithm"), dict) else None
+    if chosen != tree.get("algorithm", {}).get("name"):
+        tree = {**tree, "algorithm": {}}  # another system: the options written for the first do not apply
+    if isinstance(overlays, dict) and isinstance(overlays.get(chosen), dict):
+        tree = laid_over(tree, overlays[chosen])
+    return parse(settings(tree, list(assignments)))
+
+
+def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Two trees, the second winning, tables merged key by key.
+
+    >>> laid_over({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
+    {'a': {'x': 1, 'y': 3}}
+    """
+    result = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = laid_over(result[key], value) if both else value
+    return result

@@ -1,0 +1,331 @@
+"""What is to be learned: domains, clients, models, test sets. Built from a configuration, the same in every process.
+
+Data is loaded when it is first asked for, so a client never touches the server's pool and a server never a client's data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstill.algorithm import Client
+from fedstill.data.loading import TextOptions, load_domains
+from fedstill.data.partition import partition
+from fedstill.data.samples import Domain, Samples
+from fedstill.data.shifts import flip_labels, shift_labels
+from fedstill.errors import FedstillError
+from fedstill.message import Message, State, clone
+from fedstill.models import build
+from fedstill.models.network import Network
+from fedstill.run.config import Config
+from fedstill.streams import numpy_stream, subseed
+
+__all__ = ["ClientInfo", "Pool", "Task"]
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """Who a client is and which of its domain's training samples it holds."""
+
+    id: str
+    domain: str
+    prototype: str
+    indices: np.ndarray
+
+    @property
+    def samples(self) -> int:
+        """How many samples it holds."""
+        return len(self.indices)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Unlabelled samples on the server; ``origin`` says which of ``domains`` each comes from (for the figures only)."""
+
+    samples: Samples
+    domains: tuple[str, ...]
+    origin: Tensor
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+class Task:
+    """A configuration brought to life.
+
+    >>> from fedstill.run.config import parse
+    >>> task = Task(parse({"data": {"domains": ["embedded:optdigits"]}, "clients": {"per_domain": 2}}))
+    >>> list(task.clients), task.shape
+    (['optdigits-0', 'optdigits-1'], (1, 8, 8))
+    """
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.seed = config.seed
+        self.device = torch.device(config.engine.device)
+        self._networks: dict[tuple[str, str], Network] = {}
+
+    # -- data -----------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """Short domain name -> source, for the clients' domains and then the server's."""
+        data = self.config.data
+        extra = [data.server] if isinstance(data.server, str) else list(data.server or [])
+        sources = dict.fromkeys([*data.domains, *extra, *([data.target] if data.target else [])])
+        names: dict[str, str] = {}
+        for source in sources:
+            name = short_name(source)
+            if name in names:
+                name = source
+            names[name] = source
+        return names
+
+    @cached_property
+    def domains(self) -> dict[str, Domain]:
+        """Every domain that the configuration names, brought to one shape."""
+        data = self.config.data
+        text = TextOptions(**data.text.model_dump()) if data.text else None
+        return load_domains(
+            self._names,
+            root=data.root,
+            image_size=data.image_size,
+            channels=data.channels,
+            limit=data.limit,
+            test_limit=data.test_limit,
+            seed=self.seed,
+            text=text,
+            classes=data.classes,
+            unlabelled=[name for name, source in self._names.items() if source not in data.domains and source != data.target],
+        )
+
+    @cached_property
+    def client_domains(self) -> list[str]:
+        """The domains that clients hold."""
+        by_source = {source: name for name, source in self._names.items()}
+        return [by_source[source] for source in self.config.data.domains if source != self.config.data.target]
+
+    @cached_property
+    def server_domains(self) -> list[str]:
+        """The domains that the pool is drawn from."""
+        by_source = {source: name for name, source in self._names.items()}
+        data = self.config.data
+        if data.target:
+            return [by_source[data.target]]
+        servers = [data.server] if isinstance(data.server, str) else list(data.server or [])
+        return [by_source[source] for source in servers]
+
+    @property
+    def target(self) -> str | None:
+        """The target domain's name, in adaptation."""
+        return self.server_domains[0] if self.config.data.target else None
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """The class names."""
+        return self.domains[self.client_domains[0]].classes
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """One input's shape: (channels, height, width), or (length,) for text."""
+        return tuple(self.domains[self.client_domains[0]].train.x.shape[1:])
+
+    @cached_property
+    def _kept(self) -> dict[str, dict[str, np.ndarray]]:
+        """Indices of each client domain's training set that go to clients, to the pool and to validation."""
+        data = self.config.data
+        kept = {}
+        for name in self.client_domains:
+            n = len(self.domains[name].train)
+            order = numpy_stream(self.seed, "split", name).permutation(n)
+            validation, pool = round(n * data.validation), round(n * data.holdout)
+            kept[name] = {
+                "validation": np.sort(order[:validation]),
+                "pool": np.sort(order[validation : validation + pool]),
+                "clients": np.sort(order[validation + pool :]),
+            }
+        return kept
+
+    @cached_property
+    def clients(self) -> dict[str, ClientInfo]:
+        """Every client, in order of domain and number."""
+        config = self.config
+        clients: dict[str, ClientInfo] = {}
+        for d, name in enumerate(self.client_domains):
+            train = self.domains[name].train
+            mine = self._kept[name]["clients"]
+            if train.y is None:
+                raise FedstillError(f"domain '{name}' has no labels, so no client can learn from it")
+            labels = train.y[torch.from_numpy(mine)].numpy()
+            rng = numpy_stream(self.seed, "partition", name)
+            shares = partition(labels, config.clients.per_domain, config.clients.partition, rng)
+            for i, share in enumerate(shares):
+                number = len(clients)
+                turn = d if config.model.by == "domain" else number
+                info = ClientInfo(f"{name}-{i}", name, self.dealt[turn % len(self.dealt)], mine[share])
+                clients[info.id] = info
+        return clients
+
+    @cached_property
+    def poisoned(self) -> frozenset[str]:
+        """The ids of clients that misbehave on purpose."""
+        poison = self.config.data.poison
+        if poison is None:
+            return frozenset()
+        ids = list(self.clients)
+        for name in poison.clients:
+            if name not in ids and name not in self.client_domains:
+                raise FedstillError(f"data.poison.clients: no client or domain '{name}'; clients: {', '.join(ids[:10])}")
+        named = {i for i, info in self.clients.items() if i in poison.clients or info.domain in poison.clients}
+        count = round(poison.fraction * len(ids))
+        drawn = numpy_stream(self.seed, "poison").permutation(len(ids))[:count]
+        return frozenset(named | {ids[i] for i in drawn})
+
+    def data_of(self, client: str) -> Samples:
+        """A client's training samples (with false labels where it is poisoned)."""
+        info = self.clients[client]
+        samples = self.domains[info.domain].train.take(torch.from_numpy(info.indices))
+        poison = self.config.data.poison
+        if poison is not None and client in self.poisoned:
+            rng = numpy_stream(self.seed, "poison", client)
+            if poison.kind == "shift-labels":
+                samples = shift_labels(samples, poison.level, len(self.classes), rng)
+            elif poison.kind == "flip-labels":
+                samples = flip_labels(samples, poison.level, len(self.classes), rng)
+        return samples
+
+    @cached_property
+    def pool(self) -> Pool | None:
+        """The server's unlabelled samples, or None where it has none."""
+        data = self.config.data
+        parts: list[tuple[str, Samples]] = []
+        for name in self.server_domains:
+            parts.append((name, self.domains[name].train))
+        if not parts and data.holdout:
+            for name in self.client_domains:
+                parts.append((name, self.domains[name].train.take(torch.from_numpy(self._kept[name]["pool"]))))
+        if not parts:
+            return None
+        if data.pool_classes is not None:
+            parts = [
+                (name, s.take(torch.nonzero(s.y < data.pool_classes).flatten()) if s.y is not None else s) for name, s in parts
+            ]
+        origin = torch.cat([torch.full((len(s),), i) for i, (_, s) in enumerate(parts)])
+        x = torch.cat([s.x for _, s in parts]) if len(parts) > 1 else parts[0][1].x
+        wanted = round(len(x) * data.pool_fraction)
+        wanted = min(wanted, data.pool_limit or wanted)
+        if wanted < len(x):
+            chosen = torch.from_numpy(np.sort(numpy_stream(self.seed, "pool").permutation(len(x))[:wanted]))
+            x, origin = x[chosen], origin[chosen]
+        if len(x) == 0:
+            raise FedstillError("the server's pool is empty; loosen data.pool_classes, pool_fraction or pool_limit")
+        return Pool(Samples(x), tuple(name for name, _ in parts), origin)
+
+    @cached_property
+    def validation(self) -> Samples | None:
+        """Labelled samples on the server, for early stopping and warnings; None where data.validation is 0."""
+        if not self.config.data.validation:
+            return None
+        parts = [self.domains[n].train.take(torch.from_numpy(self._kept[n]["validation"])) for n in self.client_domains]
+        return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts if p.y is not None]))
+
+    @property
+    def statistics_data(self) -> Samples:
+        """Inputs on the server from which BatchNorm statistics can be estimated: the pool, else the validation data."""
+        found = self.pool.samples if self.pool is not None else self.validation
+        if found is None:
+            raise FedstillError(
+                f"model.buffers = '{self.config.model.buffers}' needs data on the server: set data.server, holdout or validation"
+            )
+        return found
+
+    @cached_property
+    def tests(self) -> dict[str, Samples]:
+        """The test sets by domain: the target's in adaptation, else those of the clients' domains."""
+        return {name: self.domains[name].test for name in ([self.target] if self.target else self.client_domains)}
+
+    # -- models ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def dealt(self) -> list[str]:
+        """The architectures dealt to the clients in turn."""
+        return list(self.config.model.clients) or [self.config.model.name]
+
+    @cached_property
+    def prototypes(self) -> list[str]:
+        """The architectures that clients have, each once."""
+        return list(dict.fromkeys(self.dealt))
+
+    @cached_property
+    def student(self) -> str:
+        """The architecture of the server's own model."""
+        return self.config.model.student or self.prototypes[0]
+
+    def network(self, prototype: str, role: str = "") -> Network:
+        """The process's one network of this architecture (one more for each ``role``), weights as last left."""
+        key = (prototype, role)
+        if key not in self._networks:
+            model = self.config.model
+            network = build(
+                prototype,
+                classes=len(self.classes),
+                shape=self.shape,
+                norm=model.norm,
+                seed=subseed(self.seed, "init", prototype),
+                weights=model.weights,
+                **model.options,
+            )
+            network.mean, network.std = self.config.data.mean, self.config.data.std
+            self._networks[key] = network.to(self.device)
+        return self._networks[key]
+
+    def load(self, prototype: str, state: Mapping[str, Tensor], role: str = "") -> Network:
+        """That network with ``state`` copied into it, in place."""
+        network = self.network(prototype, role)
+        with torch.no_grad():
+            for name, tensor in network.state_dict().items():
+                tensor.copy_(state[name])
+        return network
+
+    @cached_property
+    def _initial(self) -> dict[str, State]:
+        return {}
+
+    def initial(self, prototype: str) -> State:
+        """The initial weights of an architecture: a function of the seed alone."""
+        if prototype not in self._initial:
+            model = self.config.model
+            network = build(
+                prototype,
+                classes=len(self.classes),
+                shape=self.shape,
+                norm=model.norm,
+                seed=subseed(self.seed, "init", prototype),
+                weights=model.weights,
+                **model.options,
+            )
+            self._initial[prototype] = clone(network.state_dict())
+        return clone(self._initial[prototype])
+
+    def template(self, prototype: str) -> State:
+        """Names, shapes and types of an architecture's state."""
+        return self.network(prototype).state_dict()
+
+    def client(self, client: str, round: int, memory: Message | None = None) -> Client:
+        """A client, ready to train in ``round``."""
+        info = self.clients[client]
+        return Client(info.id, info.domain, info.prototype, self.data_of(client), round, self.seed, self, memory or Message())
+
+
+def short_name(source: str) -> str:
+    """The name a domain is called by: the last part of its source.
+
+    >>> short_name("embedded:mnist"), short_name("pacs/photo"), short_name("/data/site_a/")
+    ('mnist', 'photo', 'site_a')
+    """
+    return source.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1].removesuffix(".parquet")
