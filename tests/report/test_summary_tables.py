@@ -78,6 +78,30 @@ def test_no_runs_no_summary_no_history(tmp_path):
     assert latex([]).startswith(r"\begin{tabular}")
 
 
+def test_a_run_that_has_just_begun_does_not_win_for_spending_least(tmp_path):
+    write_run(tmp_path / "a", "feddf", rounds=8)
+    (write_run(tmp_path / "b", "dafkd", rounds=2) / "summary.json").unlink()
+    table = cells(markdown(summarise(load_runs([tmp_path]))))
+    assert table["feddf"]["MB"].startswith("**")
+    assert not table["dafkd"]["MB"].startswith("**")
+    assert table["dafkd"]["seeds"] == "1 (1 unfinished)"
+
+
+def test_rounds_that_were_not_evaluated_are_passed_over(tmp_path):
+    run = load_run(write_run(tmp_path, "feddf", rounds=4))
+    final, domains = run.history[2]["accuracy"], run.history[2]["domains"]
+    run.history[3].update(accuracy=None, domains={})
+    row = summarise([replace(run, summary={})])[0]
+    assert row.accuracy.mean == final
+    assert {name: found.mean for name, found in row.domains.items()} == domains
+
+
+def test_the_engine_does_not_tell_methods_apart(tmp_path):
+    for workers in (0, 2):
+        write_run(tmp_path / str(workers), "feddf", workers, engine={"workers": workers}, evaluation={"every": workers})
+    assert labels(load_runs([tmp_path])) == ["feddf", "feddf"]
+
+
 def test_latex_escapes_and_marks(tmp_path):
     write_comparison(tmp_path, algorithms=("fed_avg", "feddf"))
     text = latex(summarise(load_runs([tmp_path])))

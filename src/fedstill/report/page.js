@@ -37,13 +37,13 @@
 
   function draw(div, label, figure) {
     div.style.height = `${figure.height}px`;
-    div.style.minWidth = figure.minWidth ? `min(${figure.minWidth}px, 300vw)` : "";
-    if (figure.minWidth && figure.minWidth <= div.parentElement.clientWidth) div.style.minWidth = "";
+    const printing = document.documentElement.classList.contains("printing");
+    div.style.minWidth = figure.minWidth > div.parentElement.clientWidth && !printing ? `${figure.minWidth}px` : "";
     div.setAttribute("role", "group");
     div.setAttribute("aria-label", `Chart: ${label}. Arrow keys read its values.`);
     div.tabIndex = 0;
     figure.layout.height = figure.height;
-    if (document.documentElement.classList.contains("printing")) {
+    if (printing) {
       figure.layout.width = div.closest(".pair, .facets") ? 330 : 680;
       figure.layout.showlegend = true;  // the switches that name the colours are a sheet away
     }

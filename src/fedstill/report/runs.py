@@ -69,9 +69,9 @@ class Run:
 
     @property
     def final_accuracy(self) -> float | None:
-        """Accuracy after the last round."""
+        """Accuracy after the last round that was evaluated."""
         said = number(self.summary.get("final_accuracy"))
-        return said if said is not None else (self.history[-1].get("accuracy") if self.history else None)
+        return said if said is not None else next(reversed(self._accuracies()), None)
 
     @property
     def best_accuracy(self) -> float | None:
@@ -318,10 +318,10 @@ def _disagreements(run: Run) -> list[str]:
     if planned is not None and len(run.history) < planned and (run.history or not run.finished):
         last_seen = f"; the last is round {done}" if run.history else ""
         found.append(f"{len(run.history)} of {planned} rounds are in the history{last_seen}")
-    last = run.history[-1].get("accuracy") if run.history else None
+    last = next((line["accuracy"] for line in reversed(run.history) if line.get("accuracy") is not None), None)
     said = number(run.summary.get("final_accuracy"))
     if last is not None and said is not None and not math.isclose(last, said, abs_tol=1e-6):
-        found.append(f"summary.json says a final accuracy of {said:.4f}, the last line of history.jsonl {last:.4f}")
+        found.append(f"summary.json says a final accuracy of {said:.4f}, history.jsonl {last:.4f}")
     return found
 
 

@@ -73,7 +73,8 @@ class Column:
     title: str
     spread: Callable[[Row], Spread | None]
     text: Callable[[Spread], str]
-    better: Literal["high", "low"] | None
+    better: Literal["high", "low"]
+    whole: bool = False  # only finished runs compete: one that has just begun has spent the least
 
     def cell(self, row: Row) -> str:
         """The text for ``row``; a dash where there is nothing to say."""
@@ -112,13 +113,16 @@ def labels(runs: Sequence[Run]) -> list[str]:
     return named
 
 
+_NOT_THE_METHOD = ("engine.", "evaluation.")
+
+
 def _settings(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """The configuration as dotted keys and text, without what may differ between the seeds of one method."""
     flat: dict[str, str] = {}
     for key, value in config.items():
         if isinstance(value, dict):
             flat |= _settings(value, f"{prefix}{key}.")
-        elif prefix + key not in ("seed", "algorithm.name", "out"):
+        elif prefix + key not in ("seed", "algorithm.name", "data.root") and not prefix.startswith(_NOT_THE_METHOD):
             flat[prefix + key] = value if isinstance(value, str) else json.dumps(value, default=str)
     return flat
 
@@ -150,8 +154,10 @@ def _row(label: str, runs: list[Run], targets: list[str]) -> Row:
 
 
 def _last(runs: list[Run], name: str) -> dict[str, Spread]:
-    """The spread, by key, of what the last line of each run's history says under ``name``."""
-    last = [run.history[-1].get(name, {}) if run.history else {} for run in runs]
+    """The spread, by key, of what each run's history says last under ``name``; not every round is evaluated."""
+    last: list[dict[str, float | None]] = [
+        next((line[name] for line in reversed(run.history) if line.get(name)), {}) for run in runs
+    ]
     keys = dict.fromkeys(key for values in last for key in values)
     spreads = {key: spread(values.get(key) for values in last) for key in keys}
     return {key: found for key, found in spreads.items() if found is not None}
@@ -170,8 +176,8 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         *(Column(f"{name} %", _of("prototypes", name), _percent, "high") for name in prototypes),
         *(Column(f"rounds to {_target(t)}", _of("rounds_to", t), _some(_rounds), "low") for t in targets),
         *(Column(f"MB to {_target(t)}", _of("bytes_to", t), _some(_megabytes), "low") for t in targets),
-        Column("MB", lambda row: row.bytes_total, _megabytes, "low"),
-        Column("seconds", lambda row: row.seconds, _seconds, "low"),
+        Column("MB", lambda row: row.bytes_total, _megabytes, "low", whole=True),
+        Column("seconds", lambda row: row.seconds, _seconds, "low", whole=True),
     ]
     return [column for column in every if any(column.spread(row) for row in rows) or "to " in column.title]
 
@@ -214,8 +220,8 @@ def _some(text: Callable[[Spread], str]) -> Callable[[Spread], str]:
 def best_rows(column: Column, rows: Sequence[Row]) -> set[int]:
     """The places of the rows that are best in ``column``, as displayed; none where nothing is compared."""
     shown = {place: column.spread(row) for place, row in enumerate(rows)}
-    there = {place: found for place, found in shown.items() if found is not None}
-    if column.better is None or len(rows) < 2 or not there:
+    there = {p: found for p, found in shown.items() if found and not (column.whole and rows[p].unfinished)}
+    if len(rows) < 2 or not there:
         return set()
     # A target that only some seeds reached is no win over one that all reached.
     most = max(found.count / found.of for found in there.values())
