@@ -1,0 +1,66 @@
+"""``fedstill reproduce``: a paper's table, its figures beside ours."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedstill.cli.run import Set
+from fedstill.cli.show import Shown, console
+from fedstill.errors import FedstillError
+from fedstill.reproduce import Plan, cell_texts, studies
+from fedstill.reproduce import reproduce as run_study
+
+__all__ = ["reproduce"]
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="The study, e.g. fedd3a-table2.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the studies and the time each is expected to take.")] = False,
+    data: Annotated[Path | None, typer.Option(help="The folder of data sets.")] = None,
+    scale: Annotated[str, typer.Option(help="small (this machine) or paper (the full protocol).")] = "small",
+    seeds: Annotated[str, typer.Option(metavar="0,1,2")] = "0",
+    only: Annotated[str, typer.Option(metavar="A,B", help="Only these rows.")] = "",
+    out: Annotated[Path | None, typer.Option(help="The study's folder (runs/reproduce/NAME).")] = None,
+    set_: Set = None,
+) -> None:
+    """Run a paper's table or figure and print its figures beside ours; it may be stopped and started again."""
+    if list_ or name is None:
+        console.print(listing())
+        return
+    if scale not in ("small", "paper"):
+        raise FedstillError(f"--scale is small or paper, not '{scale}'")
+    if data is not None and not data.is_dir():
+        raise FedstillError(f"--data: no such folder: {data}")
+    try:
+        numbers = tuple(int(seed) for seed in seeds.split(","))
+    except ValueError:
+        raise FedstillError(f"--seeds takes whole numbers, not '{seeds}'") from None
+    rows = tuple(word.strip().lower() for word in only.split(",") if word.strip())
+    folder = out or Path("runs/reproduce") / name
+    clock = time.monotonic()
+    plan = Plan(folder, data, scale, numbers, rows, tuple(set_ or ()), lambda run: Shown(run, who=False))  # type: ignore[arg-type]
+    chosen, cells = run_study(name, plan)
+    shown = Table(title=f"{chosen.title} ({scale} scale, seeds {seeds})")
+    for column in ("", "", "paper", "ours", "difference"):
+        shown.add_column(column)
+    for found in cells:
+        shown.add_row(found.row, found.column, *cell_texts(found, chosen.unit))
+    console.print(shown)
+    if chosen.note:
+        console.print(chosen.note)
+    console.print(f"{time.monotonic() - clock:.0f} s; the table: {folder / 'table.md'}", soft_wrap=True)
+
+
+def listing() -> Table:
+    """Every study and its expected time."""
+    shown = Table(title="Studies")
+    for column in ("name", "what", "small: minutes on 2 cores", "paper: hours on a GPU"):
+        shown.add_column(column)
+    for study in studies().values():
+        shown.add_row(study.name, study.title, f"{study.minutes['small']:g}", f"{study.minutes['paper'] / 60:g}")
+    return shown

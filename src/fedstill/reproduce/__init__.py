@@ -1,0 +1,215 @@
+"""The papers' tables and figures as commands: each a study with a protocol at full scale and one that runs on a small machine.
+
+A study is a function from a :class:`Plan` to cells, registered under a name; it says what it runs, this module runs it (resumably,
+a folder a run), puts the paper's figures beside ours and writes the table.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from fedstill.errors import FedstillError, unknown
+from fedstill.message import atomic_write, to_json
+from fedstill.run.config import to_toml
+from fedstill.run.history import read_history
+from fedstill.run.loop import Listener, run
+from fedstill.run.presets import resolve
+
+__all__ = ["Cell", "Plan", "Published", "Study", "cell", "published", "reproduce", "runs_of", "studies", "study", "table"]
+
+Scale = Literal["small", "paper"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a study is to be run."""
+
+    out: Path
+    data: Path | None = None
+    scale: Scale = "small"
+    seeds: tuple[int, ...] = (0,)
+    only: tuple[str, ...] = ()  # rows (systems) to run, all where empty
+    sets: tuple[str, ...] = ()  # assignments laid over every run
+    listener: Callable[[str], Listener] = lambda name: Listener()
+
+    def wants(self, row: str) -> bool:
+        """Whether this row was asked for."""
+        return not self.only or row.lower() in self.only
+
+    def root(self) -> Path:
+        """The folder of data sets, which this study cannot do without."""
+        if self.data is None:
+            raise FedstillError("this study needs real data: give its folder with --data DIR")
+        return self.data
+
+
+@dataclass(frozen=True)
+class Published:
+    """A figure of a paper, as printed there."""
+
+    value: float
+    deviation: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: what the paper has and what our runs gave, one value a seed (None: never reached)."""
+
+    row: str
+    column: str
+    ours: tuple[float | None, ...]
+    paper: Published | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or figure of a paper."""
+
+    name: str
+    title: str
+    minutes: Mapping[str, float]  # expected on two cores (small) or one GPU (paper)
+    run: Callable[[Plan], Sequence[Cell]] = field(repr=False)
+    unit: Literal["accuracy", "rounds", "number"] = "accuracy"
+    note: str = ""  # what differs from the paper at the small scale
+
+
+_STUDIES: dict[str, Study] = {}
+
+
+def study(
+    name: str,
+    title: str,
+    *,
+    small: float,
+    paper: float,
+    unit: Literal["accuracy", "rounds", "number"] = "accuracy",
+    note: str = "",
+) -> Callable:
+    """Register the decorated function as the study ``name``; ``small`` and ``paper`` are the expected minutes."""
+
+    def add(function: Callable[[Plan], Sequence[Cell]]) -> Callable[[Plan], Sequence[Cell]]:
+        _STUDIES[name] = Study(name, title, {"small": small, "paper": paper}, function, unit, note)
+        return function
+
+    return add
+
+
+def studies() -> dict[str, Study]:
+    """Every study by its name."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return dict(sorted(_STUDIES.items()))
+
+
+@cache
+def _papers() -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parent / "papers.toml").read_text())
+
+
+def published(name: str, row: str, column: str) -> Published | None:
+    """What the paper printed in this cell of the study's table, or None where it has no such cell.
+
+    >>> published("fedd3a-table2", "projection", "MNIST").value
+    0.907
+    """
+    found = _papers().get(name, {}).get(row, {}).get(column)
+    if found is None:
+        return None
+    if isinstance(found, list):
+        return Published(float(found[0]), float(found[1]))
+    if isinstance(found, dict):
+        return Published(float(found["value"]), found.get("deviation"), found.get("note", ""))
+    return Published(float(found))
+
+
+def cell(name: str, row: str, column: str, ours: Sequence[float | None]) -> Cell:
+    """A cell with the paper's figure looked up."""
+    return Cell(row, column, tuple(ours), published(name, row, column))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run of a study."""
+
+    folder: Path
+    summary: dict[str, Any]
+    history: list[dict[str, Any]]
+
+
+def runs_of(plan: Plan, name: str, tree: Mapping[str, Any], assignments: Sequence[str] = ()) -> list[Run]:
+    """Run a configuration tree once a seed in ``plan.out/name/seedN``; what is finished is read back, what was interrupted goes on."""
+    found = []
+    for seed in plan.seeds:
+        config = resolve(tree, [*assignments, *plan.sets, f"seed={seed}"])
+        folder = plan.out / name / f"seed{seed}"
+        kept = folder / "config.toml"
+        done = (folder / "summary.json").exists() and kept.exists()
+        if not (done and tomllib.loads(kept.read_text()) == tomllib.loads(to_toml(config))):
+            run(config, folder, resume=(folder / "history.jsonl").exists(), listeners=[plan.listener(f"{name} seed {seed}")])
+        summary = json.loads((folder / "summary.json").read_text())
+        found.append(Run(folder, summary, read_history(folder / "history.jsonl")))
+    return found
+
+
+def reproduce(name: str, plan: Plan) -> tuple[Study, list[Cell]]:
+    """Run the study ``name`` and write ``table.md`` and ``cells.json`` to the plan's folder."""
+    if name not in studies():
+        raise unknown("study", name, studies())
+    chosen = studies()[name]
+    cells = list(chosen.run(plan))
+    atomic_write(plan.out / "table.md", table(chosen, cells))
+    rows = [{"row": c.row, "column": c.column, "ours": list(c.ours), "paper": vars(c.paper) if c.paper else None} for c in cells]
+    atomic_write(
+        plan.out / "cells.json", to_json({"study": name, "scale": plan.scale, "seeds": list(plan.seeds), "cells": rows}) + "\n"
+    )
+    return chosen, cells
+
+
+def table(chosen: Study, cells: Sequence[Cell]) -> str:
+    """The study as Markdown: for every column the paper's value, ours (mean ± deviation over seeds) and the difference."""
+    columns = list(dict.fromkeys(c.column for c in cells))
+    rows = list(dict.fromkeys(c.row for c in cells))
+    lines = [f"### {chosen.title}", ""]
+    lines.append("| | " + " | ".join(f"{column}: paper | ours | difference" for column in columns) + " |")
+    lines.append("|---" * (1 + 3 * len(columns)) + "|")
+    by_place = {(c.row, c.column): c for c in cells}
+    for row in rows:
+        words = [row]
+        for column in columns:
+            words += cell_texts(by_place.get((row, column)), chosen.unit)
+        lines.append("| " + " | ".join(words) + " |")
+    if chosen.note:
+        lines += ["", chosen.note]
+    return "\n".join(lines) + "\n"
+
+
+def cell_texts(found: Cell | None, unit: str) -> list[str]:
+    """The three texts of a cell: the paper's, ours, the difference.
+
+    >>> cell_texts(Cell("a", "b", (0.9, 0.92), Published(0.907, 0.004)), "accuracy")
+    ['0.907 ± 0.004', '0.910 ± 0.014 (2)', '+0.003']
+    """
+    if found is None:
+        return ["", "", ""]
+    digits = 1 if unit == "rounds" else 3
+    paper = "-"
+    if found.paper:
+        spread = f" ± {found.paper.deviation:.{digits}f}" if found.paper.deviation is not None else ""
+        paper = f"{found.paper.value:.{digits}f}{spread}" + (f" ({found.paper.note})" if found.paper.note else "")
+    reached = [value for value in found.ours if value is not None]
+    if not reached:
+        return [paper, "not reached" if found.ours else "-", ""]
+    spread = f" ± {stdev(reached):.{digits}f}" if len(reached) > 1 else ""
+    of = f" ({len(reached)} of {len(found.ours)})" if len(reached) < len(found.ours) else f" ({len(reached)})"
+    difference = f"{fmean(reached) - found.paper.value:+.{digits}f}" if found.paper else ""
+    return [paper, f"{fmean(reached):.{digits}f}{spread}{of}", difference]
