@@ -1,7 +1,7 @@
 """The papers' tables and figures as commands: each a study with a protocol at full scale and one that runs on a small machine.
 
-A study is a function from a :class:`Plan` to cells, registered under a name; it says what it runs, this module runs it (resumably,
-a folder a run), puts the paper's figures beside ours and writes the table.
+A study is a function from a :class:`Plan` to cells, registered under a name; it says what it runs, this module runs it
+(resumably, a folder a run), puts the paper's figures beside ours and writes the table.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Run:
 
 
 def runs_of(plan: Plan, name: str, tree: Mapping[str, Any], assignments: Sequence[str] = ()) -> list[Run]:
-    """Run a configuration tree once a seed in ``plan.out/name/seedN``; what is finished is read back, what was interrupted goes on."""
+    """Run a configuration tree once a seed in ``plan.out/name/seedN``; finished runs are read back, interrupted ones go on."""
     found = []
     for seed in plan.seeds:
         config = resolve(tree, [*assignments, *plan.sets, f"seed={seed}"])
