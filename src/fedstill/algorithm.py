@@ -21,6 +21,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from fedstill.message import Message, State
 from fedstill.options import Part
@@ -186,6 +187,10 @@ class Algorithm:
         """The named exchanges of a round; most protocols have one."""
         return ("train",)
 
+    def required(self, phase: str) -> Sequence[str]:
+        """The tensor groups that a reply of ``phase`` must have; ``requires`` in every phase unless a protocol says otherwise."""
+        return self.requires
+
     def start(self) -> Server:
         """The server's first state: initial weights for every prototype."""
         return Server({name: self.task.initial(name) for name in self.task.prototypes})
@@ -204,6 +209,10 @@ class Algorithm:
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """A reason to drop this reply beyond the common checks, or None."""
+        return None
+
+    def samples(self, server: Server, round: Round) -> Tensor | None:
+        """Generated images (n, channels, height, width) in [-1, 1] to look at, a row a class; None where nothing is generated."""
         return None
 
     def evaluate(self, server: Server) -> Scores:

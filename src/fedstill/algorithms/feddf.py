@@ -14,6 +14,7 @@ from pydantic import Field
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
 from fedstill.algorithms.moon import contrastive_terms
+from fedstill.data.samples import Samples
 from fedstill.errors import FedstillError
 from fedstill.fusion.ensemble import Space
 from fedstill.fusion.merge import by_examples, merge_models, uniform
@@ -24,10 +25,11 @@ from fedstill.fusion.transfer import transfer
 from fedstill.fusion.weighting import Scene, Weighting, make_weighting, report_of
 from fedstill.fusion.worst import DropWorst, drop_worst
 from fedstill.local.fit import Term
-from fedstill.local.reports import make_report
+from fedstill.local.reports import after_training, make_report
 from fedstill.local.terms import proximal
 from fedstill.local.update import local_update
 from fedstill.message import Message, State
+from fedstill.models.network import Network
 from fedstill.options import Part
 
 __all__ = ["FedDF", "FedDFOptions"]
@@ -92,9 +94,14 @@ class FedDF(Algorithm):
         return terms
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """Local training, and the report that the weighting asks for, made with the weights as received."""
-        report = make_report(self.report, message, client, self.options.weighting_options) if self.report else {}
+        """Local training, and the report that the weighting asks for."""
+        report: State = {}
+        late = self.report is not None and after_training(self.report)
+        if self.report and not late:
+            report = make_report(self.report, message, client, self.options.weighting_options)
         reply = local_update(message, client, self.terms(message, client))
+        if self.report and late:
+            report = make_report(self.report, message, client, self.options.weighting_options)
         if self.options.contrastive:
             client.memory = client.memory.with_parts(previous=reply.group("model"))
         return reply.with_parts(**{self.report: report}) if self.report else reply
@@ -107,7 +114,7 @@ class FedDF(Algorithm):
             replies = drop_worst(self.task, replies, self.options.drop_worst, round)
         merged = self.merge(server, replies, round)
         teachers = self.teachers(server, replies, round)
-        samples = draw(self.options.source, self.task, self.source_rng(round))
+        samples = self.draw(server, round)
         weighting = self.weighting(server, teachers, round)
         starts = self.starts(server, merged, round)
         models = transfer(
@@ -119,8 +126,17 @@ class FedDF(Algorithm):
             self.options.distillation,
             round,
             space=self.options.ensemble,
+            view=self.view,
         )
         return Server({**merged, **models}, server.parts, server.values)
+
+    def draw(self, server: Server, round: Round) -> Samples:
+        """Line 8: the samples that the teachers speak about."""
+        return draw(self.options.source, self.task, self.source_rng(round))
+
+    def view(self, network: Network) -> Network:
+        """The part of a network that takes those samples."""
+        return network
 
     def merge(self, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
         """Line 6: the average of each prototype's clients."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fedstill.errors import FedstillError
 
-__all__ = ["image_shape", "stack_images"]
+__all__ = ["image_shape", "png_grid", "stack_images"]
 
 _GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
 
@@ -56,3 +57,23 @@ def _pixels(image: Image.Image, channels: int, height: int, width: int) -> np.nd
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(image).reshape(height, width, channels)
+
+
+def png_grid(images: Tensor, columns: int, gap: int = 2) -> bytes:
+    """Images (n, channels, height, width) in [-1, 1] as one PNG of ``columns`` columns.
+
+    >>> grid = Image.open(io.BytesIO(png_grid(torch.zeros(6, 1, 4, 4), columns=3)))
+    >>> grid.size, grid.mode
+    ((20, 14), 'L')
+    """
+    n, channels, height, width = images.shape
+    rows = -(-n // columns)
+    sheet = torch.full((channels, rows * (height + gap) + gap, columns * (width + gap) + gap), 255, dtype=torch.uint8)
+    pixels = ((images.detach().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    for i, image in enumerate(pixels):
+        top, left = gap + i // columns * (height + gap), gap + i % columns * (width + gap)
+        sheet[:, top : top + height, left : left + width] = image
+    shown = sheet[0].numpy() if channels == 1 else sheet.permute(1, 2, 0).numpy()
+    file = io.BytesIO()
+    Image.fromarray(shown).save(file, "PNG", optimize=True)
+    return file.getvalue()

@@ -43,7 +43,7 @@ def train_client(algorithm: Algorithm, client: str, round: int, phase: str, mess
     later = phase != algorithm.phases(round)[0]  # later phases of a round go on from what earlier ones kept
     before = memory.read(client, round + 1 if later else round)
     person = task.client(client, round, before)
-    local_buffers = task.config.model.buffers == "local" and "model" in algorithm.requires
+    local_buffers = task.config.model.buffers == "local" and "model" in algorithm.required(phase)
     if local_buffers:
         message = message.with_parts(model=before.group("buffers"))
     with torch.random.fork_rng(devices=[]):  # dropout and the like draw from torch's own generator

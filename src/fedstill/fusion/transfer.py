@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -19,9 +20,10 @@ from fedstill.fusion.predict import accuracy
 from fedstill.fusion.teacher import Teacher
 from fedstill.fusion.weighting import Weighting
 from fedstill.message import State, clone
+from fedstill.models.network import Network
 from fedstill.task import Task
 
-__all__ = ["note_ceiling", "note_weights", "transfer"]
+__all__ = ["learn", "note_ceiling", "note_merged", "note_weights", "transfer"]
 
 
 def transfer(
@@ -34,8 +36,11 @@ def transfer(
     round: Round,
     *,
     space: Space = "logits",
+    view: Callable[[Network], Network] = lambda network: network,
 ) -> dict[str, State]:
     """Distil the teachers into every model of ``models`` (the students' starts); returns the students' weights.
+
+    ``view`` is the part of a network that takes ``samples``: all of it, or where they are features only its head.
 
     Notes in the round: the merged models' and the ensemble's accuracy, mean teacher weights, losses, and a warning where
     validation data says that distillation hurt.
@@ -43,28 +48,43 @@ def transfer(
     note_ceiling(task, models, teachers, weighting, options, round, space)
     live = {"space": space, "temperature": options.temperature, "direction": options.direction}
     table: Any
+    speakers = [replace(teacher, load=lambda teacher=teacher: view(teacher.load())) for teacher in teachers]  # type: ignore[misc]
     if options.fresh:
-        table = lambda x: ensemble_table(teachers, Samples(x), weighting, **live)  # type: ignore[arg-type]
+        table = lambda x: ensemble_table(speakers, Samples(x), weighting, **live)  # type: ignore[arg-type]
     else:
         table = ensemble_table(
-            teachers,
+            speakers,
             samples,
             weighting,
             progress=lambda k, of: round.progress("teachers", k, of),
             **live,  # type: ignore[arg-type]
         )
         note_weights(task, teachers, table, samples, round)
+    return learn(task, models, samples, table, options, round, view=view)
+
+
+def learn(
+    task: Task,
+    models: Mapping[str, State],
+    samples: Samples,
+    table: Table | Callable[[Tensor], Table],
+    options: Distillation,
+    round: Round,
+    *,
+    view: Callable[[Network], Network] = lambda network: network,
+) -> dict[str, State]:
+    """The students' part of :func:`transfer`, for a table that is already there."""
     students: dict[str, State] = {}
     losses: dict[str, dict[str, Any]] = {}
     for name, start in models.items():
         student = task.load(name, start, role="student")
         done = distil(
-            student,
+            view(student),
             samples,
             table,
             options,
             rng=round.rng("distil", name),
-            validation=task.validation,
+            validation=task.validation if view(student) is student else None,
             progress=lambda step, of, name=name: round.progress(f"distil {name}", step, of),  # type: ignore[misc]
         )
         losses[name] = {"steps": done.steps, "first": done.first_loss, "last": done.last_loss}
@@ -90,16 +110,9 @@ def note_ceiling(
     space: Space,
 ) -> None:
     """Note the accuracy before distillation (``merged_accuracy``) and of the ensemble, its ceiling (``ensemble_accuracy``)."""
-    evaluation = task.config.evaluation
-    if not evaluation.ensemble or (round.number % evaluation.every and round.number != round.total):
+    if not note_merged(task, models, round):
         return
     clock = time.perf_counter()
-    merged = Scores(
-        {
-            domain: fmean(accuracy(task.load(name, state, role="student"), test) for name, state in models.items())
-            for domain, test in task.tests.items()
-        }
-    )
     tests = [test for test in task.tests.values() if test.y is not None]
     together = Samples(torch.cat([test.x for test in tests]))
     table = ensemble_table(
@@ -108,10 +121,26 @@ def note_ceiling(
     right = table.targets.argmax(1).cpu() == torch.cat([test.y for test in tests if test.y is not None])
     by_domain = [float(part.double().mean()) for part in right.split([len(test) for test in tests])]
     round.note(
-        merged_accuracy=merged.mean,
         ensemble_accuracy=fmean(by_domain),
         evaluate_seconds=round.notes.get("evaluate_seconds", 0.0) + time.perf_counter() - clock,
     )
+
+
+def note_merged(task: Task, models: Mapping[str, State], round: Round) -> bool:
+    """Note the accuracy before distillation, in rounds where it is wanted; returns whether this is one."""
+    evaluation = task.config.evaluation
+    if not evaluation.ensemble or (round.number % evaluation.every and round.number != round.total):
+        return False
+    clock = time.perf_counter()
+    merged = Scores(
+        {
+            domain: fmean(accuracy(task.load(name, state, role="student"), test) for name, state in models.items())
+            for domain, test in task.tests.items()
+        }
+    )
+    spent = time.perf_counter() - clock
+    round.note(merged_accuracy=merged.mean, evaluate_seconds=round.notes.get("evaluate_seconds", 0.0) + spent)
+    return True
 
 
 def note_weights(task: Task, teachers: Sequence[Teacher], table: Table, samples: Samples, round: Round) -> None:

@@ -1,4 +1,5 @@
-"""What a client sends besides weights. A report is made with the weights as received, before local training."""
+"""What a client sends besides weights. A report is made with the weights as received, before local training, unless it is
+registered with ``after=True``: then ``client.network`` holds the weights just trained."""
 
 from __future__ import annotations
 
@@ -9,19 +10,27 @@ from fedstill.algorithm import Client
 from fedstill.errors import unknown
 from fedstill.message import Message, State
 
-__all__ = ["make_report", "report"]
+__all__ = ["after_training", "make_report", "report"]
 
 _REPORTS: dict[str, Callable[[Message, Client, Mapping[str, Any]], State]] = {}
+_AFTER: set[str] = set()
 
 
-def report(name: str) -> Callable:
+def report(name: str, *, after: bool = False) -> Callable:
     """Register a report under the name of its tensor group."""
 
     def add(make: Callable[[Message, Client, Mapping[str, Any]], State]) -> Callable:
         _REPORTS[name] = make
+        if after:
+            _AFTER.add(name)
         return make
 
     return add
+
+
+def after_training(name: str) -> bool:
+    """Whether the report is made with the trained weights."""
+    return name in _AFTER
 
 
 def make_report(name: str, message: Message, client: Client, options: Mapping[str, Any]) -> State:

@@ -102,6 +102,7 @@ class Evaluation(Part):
     targets: list[Annotated[float, Field(gt=0, le=1)]] = [0.5, 0.6, 0.7, 0.8, 0.9]
     ensemble: bool = True  # also the teachers' ensemble and the merged model, each round
     batch_size: Positive = 512
+    samples_every: Annotated[int, Field(ge=0)] = 5  # rounds between grids of generated images in samples/; 0 for none
 
 
 class Config(Part):

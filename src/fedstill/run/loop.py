@@ -14,6 +14,7 @@ import torch
 
 from fedstill.algorithm import Algorithm, Reply, Round, Server
 from fedstill.algorithms import create
+from fedstill.data.images import png_grid
 from fedstill.engine import Engine
 from fedstill.engine.inprocess import InProcess
 from fedstill.errors import FedstillError
@@ -131,6 +132,7 @@ def drive(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool = Fal
         for text in line.pop("warnings", []):
             tell("warn", text)
         save_checkpoint(out / "checkpoint", number, server)
+        write_samples(out, algorithm, server, context)
         records.append(path, line)
         history.append(line)
         tell("round", line)
@@ -181,7 +183,7 @@ def _round(
         found: dict[str, Reply] = {}
         for outcome in engine.exchange(context.number, phase, messages):
             up += outcome.nbytes
-            reply, reason = _screened(algorithm, server, outcome.client, outcome.read, outcome.reason)
+            reply, reason = _screened(algorithm, server, phase, outcome.client, outcome.read, outcome.reason)
             if reply is not None:
                 found[outcome.client] = reply
             else:
@@ -228,7 +230,7 @@ def _round(
 
 
 def _screened(
-    algorithm: Algorithm, server: Server, client: str, read: Callable[[], Message] | None, reason: str | None
+    algorithm: Algorithm, server: Server, phase: str, client: str, read: Callable[[], Message] | None, reason: str | None
 ) -> tuple[Reply | None, str | None]:
     if read is None:
         return None, reason or "no reply"
@@ -239,13 +241,14 @@ def _screened(
         return None, str(error)
     template = None
     decode: Callable[[State], State] = dict
-    if "model" in algorithm.requires:
+    required = algorithm.required(phase)
+    if "model" in required:
         template = algorithm.task.template(info.prototype)
         if algorithm.task.config.model.buffers == "local":  # statistics stay with the clients; the server's stand in
             kept = {name: server.models[info.prototype][name] for name in buffer_names(algorithm.task.network(info.prototype))}
             template = {name: tensor for name, tensor in template.items() if name not in kept}
             decode = lambda state: {**kept, **state}
-    problem = fault(message, algorithm.requires, template) or algorithm.screen(server, client, message)
+    problem = fault(message, required, template) or algorithm.screen(server, client, message)
     if problem:
         return None, problem
     return Reply(client, info.domain, info.prototype, int(message.values["samples"]), read, decode), None
@@ -268,6 +271,15 @@ def who_holds_what(task: Task) -> dict[str, Any]:
             }
         )
     return {"classes": list(task.classes), "clients": clients}
+
+
+def write_samples(out: Path, algorithm: Algorithm, server: Server, round: Round) -> None:
+    """What the system's generator makes, as ``samples/round_0005.png``, every few rounds and after the last."""
+    every = algorithm.task.config.evaluation.samples_every
+    if every and (round.number % every == 0 or round.number == round.total):
+        images = algorithm.samples(server, round)
+        if images is not None:
+            atomic_write(out / "samples" / f"round_{round.number:04d}.png", png_grid(images, len(algorithm.task.classes)))
 
 
 def write_models(out: Path, server: Server, task: Task) -> None:
