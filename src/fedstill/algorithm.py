@@ -191,6 +191,10 @@ class Algorithm:
         """The tensor groups that a reply of ``phase`` must have; ``requires`` in every phase unless a protocol says otherwise."""
         return self.requires
 
+    def cohort(self, round: int) -> int:
+        """The round whose draw of clients takes part in ``round``: its own, unless a protocol keeps its clients for a while."""
+        return round
+
     def start(self) -> Server:
         """The server's first state: initial weights for every prototype."""
         return Server({name: self.task.initial(name) for name in self.task.prototypes})

@@ -6,10 +6,9 @@ McMahan et al., Communication-Efficient Learning of Deep Networks from Decentral
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
-
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
-from fedstill.fusion.merge import by_examples, merge_models, uniform
+from fedstill.fusion.merge import MergeName, make_merge
+from fedstill.fusion.worst import DropWorst, drop_worst
 from fedstill.local.fit import Term
 from fedstill.local.update import local_update
 from fedstill.message import Message
@@ -18,9 +17,11 @@ __all__ = ["FedAvg", "FedAvgOptions"]
 
 
 class FedAvgOptions(Options):
-    """``merge``: weigh clients by their number of examples (the paper) or all alike."""
+    """``merge``: weigh clients by their number of examples (the paper), all alike, or another merge of the common set;
+    ``drop_worst``: leave out clients that predict no better than chance (FedDF, Table 3)."""
 
-    merge: Literal["examples", "uniform"] = "examples"
+    merge: MergeName = "examples"
+    drop_worst: DropWorst | None = None
 
 
 class FedAvg(Algorithm):
@@ -42,5 +43,6 @@ class FedAvg(Algorithm):
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """The weighted average, prototype by prototype."""
-        weigh = uniform if self.options.merge == "uniform" else by_examples
-        return Server(merge_models(self.task, server, replies, weigh), server.parts, server.values)
+        if self.options.drop_worst is not None:
+            replies = drop_worst(self.task, replies, self.options.drop_worst, round)
+        return Server(make_merge(self.options.merge)(self.task, server, replies, round), server.parts, server.values)

@@ -8,7 +8,7 @@ models. Every part is an option here, so this file is also the frame of the othe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from fedstill.algorithms.moon import contrastive_terms
 from fedstill.data.samples import Samples
 from fedstill.errors import FedstillError
 from fedstill.fusion.ensemble import Space
-from fedstill.fusion.merge import by_examples, merge_models, uniform
+from fedstill.fusion.merge import MergeName, make_merge
 from fedstill.fusion.options import Distillation, Source
 from fedstill.fusion.source import draw
 from fedstill.fusion.teacher import Teacher, teachers_of
@@ -45,7 +45,7 @@ class Contrastive(Part):
 class FedDFOptions(Options):
     """Every part of a system that distils on the server; the defaults are the paper's."""
 
-    merge: Literal["examples", "uniform"] = "examples"  # where the student starts (Alg. 1, line 6)
+    merge: MergeName = "examples"  # where the student starts (Alg. 1, line 6)
     source: Source = Source()
     weighting: str = "uniform"
     weighting_options: dict[str, Any] = {}
@@ -139,8 +139,8 @@ class FedDF(Algorithm):
         return network
 
     def merge(self, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
-        """Line 6: the average of each prototype's clients."""
-        return merge_models(self.task, server, replies, uniform if self.options.merge == "uniform" else by_examples)
+        """Line 6: the average of each prototype's clients, or another merge of the common set."""
+        return make_merge(self.options.merge)(self.task, server, replies, round)
 
     def teachers(self, server: Server, replies: Sequence[Reply], round: Round) -> list[Teacher]:
         """Line 9: all received models, of all prototypes."""

@@ -3,19 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
+from pydantic import AfterValidator
 from torch import Tensor
 
-from fedstill.algorithm import Reply, Server
+from fedstill.algorithm import Reply, Round, Server
+from fedstill.errors import unknown
 from fedstill.fusion.norm import recalibrate
 from fedstill.message import State, clone
 
 if TYPE_CHECKING:
     from fedstill.task import Task
 
-__all__ = ["average", "by_examples", "merge_models", "uniform", "weighted_sum"]
+__all__ = [
+    "Merge",
+    "MergeName",
+    "average",
+    "by_examples",
+    "make_merge",
+    "merge_models",
+    "merges",
+    "register",
+    "uniform",
+    "weighted_sum",
+]
+
+Merge = Callable[["Task", Server, Sequence[Reply], Round], dict[str, State]]
+
+_MERGES: dict[str, Merge] = {}
+
+
+def register(name: str) -> Callable[[Merge], Merge]:
+    """Add a way to merge the replies' weights, one state a prototype, to the common set."""
+
+    def add(merge: Merge) -> Merge:
+        _MERGES[name] = merge
+        return merge
+
+    return add
+
+
+def merges() -> list[str]:
+    """The names of the common set.
+
+    >>> "examples" in merges()
+    True
+    """
+    return sorted(_MERGES)
+
+
+def make_merge(name: str) -> Merge:
+    """The merge called ``name``."""
+    if name not in _MERGES:
+        raise unknown("merge", name, _MERGES)
+    return _MERGES[name]
+
+
+def _known(name: str) -> str:
+    make_merge(name)
+    return name
+
+
+MergeName = Annotated[str, AfterValidator(_known)]  # an option whose value is one of merges()
 
 
 def by_examples(replies: Sequence[Reply]) -> list[float]:
@@ -76,3 +127,15 @@ def merge_models(
         if group and task.config.model.buffers != "average":
             merged[name] = clone(recalibrate(task.load(name, merged[name]), task.statistics_data).state_dict())
     return merged
+
+
+@register("examples")
+def _by_examples(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
+    """Each prototype's average, weighed by the numbers of examples."""
+    return merge_models(task, server, replies, by_examples)
+
+
+@register("uniform")
+def _uniform(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
+    """Each prototype's plain average."""
+    return merge_models(task, server, replies, uniform)

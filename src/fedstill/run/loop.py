@@ -127,7 +127,7 @@ def drive(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool = Fal
         count = len(ids)
     for number in range(done + 1, config.rounds + 1):
         context = Round(number, config.rounds, config.seed, progress=lambda *step: tell("progress", *step))
-        chosen = sample_clients(ids, count, config.seed, number)
+        chosen = sample_clients(ids, count, config.seed, algorithm.cohort(number))
         server, line = _round(algorithm, engine, server, chosen, context)
         for text in line.pop("warnings", []):
             tell("warn", text)
