@@ -6,6 +6,7 @@ McMahan et al., Communication-Efficient Learning of Deep Networks from Decentral
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
 from fedstill.fusion.merge import MergeName, make_merge
 from fedstill.fusion.worst import DropWorst, drop_worst
