@@ -4,10 +4,10 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from runfolders import write_run
 
 from fedstill.errors import FedstillError
 from fedstill.report.live import live_server
+from tests.report.runfolders import write_run
 
 
 @contextmanager

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runfolders import png, write_comparison, write_run
 
 from fedstill.errors import FedstillError
 from fedstill.report.page import build_page, page_data
 from fedstill.report.runs import load_run
+from tests.report.runfolders import png, write_comparison, write_run
 
 
 def data_of(page) -> dict:

@@ -1,10 +1,10 @@
 import json
 
 import pytest
-from runfolders import write_comparison, write_run
 
 from fedstill.errors import FedstillError
 from fedstill.report.runs import find_runs, load_run
+from tests.report.runfolders import write_comparison, write_run
 
 
 def test_a_whole_run_has_no_problem(tmp_path):

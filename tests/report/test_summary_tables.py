@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from runfolders import write_comparison, write_run
 
 from fedstill.report.runs import load_run, load_runs
 from fedstill.report.tables import columns, labels, latex, markdown, rich_table, summarise
+from tests.report.runfolders import write_comparison, write_run
 
 
 def cells(text: str) -> dict[str, dict[str, str]]:

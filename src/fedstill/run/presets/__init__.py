@@ -45,13 +45,18 @@ def resolve(raw: Mapping[str, Any], assignments: Sequence[str] = ()) -> Config:
     """The configuration in a raw tree, its ``[for.NAME]`` table of the algorithm in force laid over it."""
     tree = {key: value for key, value in raw.items() if key not in ("about", "for")}
     overlays = raw.get("for", {})
-    given = settings(tree, list(assignments))
-    chosen = given.get("algorithm", {}).get("name") if isinstance(given.get("algorithm"), dict) else None
-    if chosen != tree.get("algorithm", {}).get("name"):
+    chosen = _named(settings(tree, list(assignments)))
+    if chosen is not None and _named(tree) not in (None, chosen):
         tree = {**tree, "algorithm": {}}  # another system: the options written for the first do not apply
     if isinstance(overlays, dict) and isinstance(overlays.get(chosen), dict):
         tree = laid_over(tree, overlays[chosen])
     return parse(settings(tree, list(assignments)))
+
+
+def _named(tree: Mapping[str, Any]) -> str | None:
+    table = tree.get("algorithm")
+    name = table.get("name") if isinstance(table, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

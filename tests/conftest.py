@@ -1,0 +1,42 @@
+"""What the tests share: a tiny configuration on embedded digits, and one cache for the whole session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.run.config import Config, parse
+from fedstill.run.presets import laid_over
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny():
+    """``tiny(**changes)``: a configuration of two digit domains that trains in a second."""
+    return tiny_config
+
+
+def tiny_tree(**changes: Any) -> dict[str, Any]:
+    """The tree behind :func:`tiny_config`."""
+    tree = {
+        "rounds": 2,
+        "data": {
+            "domains": ["embedded:optdigits", "embedded:mnist"],
+            "image_size": 8,
+            "channels": 1,
+            "limit": 120,
+            "test_limit": 60,
+        },
+        "model": {"name": "mlp", "options": {"hidden": [16]}},
+        "local": {"batch_size": 30, "optimizer": {"lr": 0.1}},
+        "engine": {"threads": 1},
+    }
+    return laid_over(tree, changes)
+
+
+def tiny_config(**changes: Any) -> Config:
+    """Two digit domains at 8x8, 120 samples each, a small MLP, two rounds."""
+    return parse(tiny_tree(**changes))

@@ -1,0 +1,107 @@
+"""The local loop does what the textbook says, and its terms are their papers' formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fedstill.data.samples import Samples
+from fedstill.local.fit import Batch, batches, fit, learning_rate, optimiser
+from fedstill.local.options import Local, Optimizer, Schedule
+from fedstill.local.terms import contrastive_loss, distil_from, proximal
+from fedstill.models import build
+
+
+def samples(n=20):
+    rng = torch.Generator().manual_seed(0)
+    return Samples(torch.randint(0, 256, (n, 1, 4, 4), dtype=torch.uint8, generator=rng), torch.arange(n) % 3)
+
+
+def network(name="mlp", **options):
+    return build(name, classes=3, shape=(1, 4, 4) if name == "mlp" else (1, 8, 8), seed=1, **options)
+
+
+def test_fit_takes_the_same_steps_as_plain_sgd():
+    data, local = samples(), Local(epochs=2, batch_size=8, optimizer=Optimizer(lr=0.1, momentum=0.9, weight_decay=0.01))
+    ours, plain = network(), network()
+    fit(ours, data, local, rng=torch.Generator().manual_seed(3))
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    rng = torch.Generator().manual_seed(3)
+    for _ in range(2):
+        for index in torch.randperm(20, generator=rng).split(8):
+            optimizer.zero_grad()
+            F.cross_entropy(plain((data.x[index].float() / 255 - 0.5) / 0.5), data.y[index]).backward()
+            optimizer.step()
+    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_steps_count_batches_over_epochs():
+    local = Local(steps=7, batch_size=8)
+    assert fit(network(), samples(), local, rng=torch.Generator()).steps == 7
+    assert [len(b) for b in batches(20, 8, torch.Generator(), drop_last=True)] == [8, 8]
+    assert list(batches(0, 8, torch.Generator())) == []
+
+
+def test_a_batch_of_one_is_skipped_only_where_batchnorm_needs_more():
+    data = Samples(torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8), torch.tensor([0, 1, 2, 0, 1]))
+    local = Local(batch_size=4)
+    assert fit(network("cnn-small"), data, local, rng=torch.Generator()).steps == 1
+    assert fit(network("cnn-small", norm="group"), data, local, rng=torch.Generator()).steps == 2
+
+
+def test_clip_bounds_the_step():
+    before, after = network(), network()
+    fit(after, samples(), Local(batch_size=20, clip=1e-3, optimizer=Optimizer(lr=1.0)), rng=torch.Generator())
+    moved = math.sqrt(
+        sum(float((a - b).detach().square().sum()) for a, b in zip(after.parameters(), before.parameters(), strict=True))
+    )
+    assert moved == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_cosine_schedule_goes_from_the_base_to_the_final_rate():
+    rates = [learning_rate(0.01, Schedule(kind="cosine", final=0.001), r, 5) for r in range(1, 6)]
+    assert rates == pytest.approx(
+        [0.01, 0.001 + 0.009 * (1 + math.sqrt(0.5)) / 2, 0.0055, 0.001 + 0.009 * (1 - math.sqrt(0.5)) / 2, 0.001]
+    )
+    assert learning_rate(1.0, Schedule(kind="exponential", factor=0.5), 3, 5) == 0.25
+
+
+def test_optimisers_are_torch_s_own():
+    net = network()
+    assert isinstance(optimiser(Optimizer(name="adam"), list(net.parameters())), torch.optim.Adam)
+    assert isinstance(optimiser(Optimizer(name="adamw"), list(net.parameters())), torch.optim.AdamW)
+
+
+def test_proximal_term_adds_mu_times_the_distance_to_the_gradient():
+    net = network()
+    anchor = {name: p.detach() - 0.5 for name, p in net.named_parameters()}
+    term = proximal(anchor, mu=0.3)(Batch(net, *[torch.empty(0)] * 4, 0, torch.Generator()))
+    count = sum(p.numel() for p in net.parameters())
+    assert float(term.detach()) == pytest.approx(0.3 / 2 * 0.25 * count, rel=1e-5)  # mu/2 ||w - w_global||^2
+    term.backward()
+    for p in net.parameters():
+        assert torch.allclose(p.grad, torch.full_like(p, 0.3 * 0.5))
+
+
+def test_contrastive_loss_at_known_values():
+    z = torch.tensor([[1.0, 0.0]])
+    other = torch.tensor([[0.0, 1.0]])
+    # equal similarities: log 2, whatever the temperature; three candidates: log 3
+    assert float(contrastive_loss(z, z, [z], 0.5)) == pytest.approx(math.log(2), rel=1e-6)
+    assert float(contrastive_loss(z, z, [z, z], 0.1)) == pytest.approx(math.log(3), rel=1e-6)
+    # similarity 1 to the global model and 0 to the previous one at t = .5: -log(e^2 / (e^2 + 1))
+    assert float(contrastive_loss(z, z, [other], 0.5)) == pytest.approx(math.log(1 + math.exp(-2)), rel=1e-5)
+    assert float(contrastive_loss(z, z, [], 0.5)) == 0
+
+
+def test_distillation_from_the_global_model_is_kl_teacher_to_local():
+    teacher, local = network(), build("mlp", classes=3, shape=(1, 4, 4), seed=2)
+    x = torch.randn(5, 1, 4, 4)
+    logits = local(x)
+    got = distil_from(teacher, weight=2.0, temperature=4.0)(Batch(local, x, torch.zeros(5), x, logits, 0, torch.Generator()))
+    p, q = (teacher(x) / 4).softmax(1), (logits / 4).softmax(1)
+    assert float(got.detach()) == pytest.approx(2 * 16 * float((p * (p / q).log()).sum(1).mean().detach()), rel=1e-4)

@@ -1,0 +1,95 @@
+"""A run killed at any moment and resumed ends with the weights of one that was left alone, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedstill.errors import FedstillError
+from fedstill.run.checkpoint import load_checkpoint
+from fedstill.run.config import to_toml
+from fedstill.run.loop import run
+
+ROUNDS = 12
+
+
+def command(config, out, *more):
+    return [sys.executable, "-m", "fedstill", "run", str(config), "--out", str(out), *more]
+
+
+def test_killed_five_times_and_resumed_is_bitwise_the_same(tiny, tmp_path):
+    settings = tiny(rounds=ROUNDS, clients={"per_domain": 3, "fraction": 0.5}, algorithm={"name": "moon"})
+    config = tmp_path / "config.toml"
+    config.write_text(to_toml(settings))
+    whole = run(settings, tmp_path / "whole")
+    out, environment = tmp_path / "killed", {**os.environ, "OMP_NUM_THREADS": "1"}
+    chance = random.Random(5)
+    kills = 0
+    for attempt in range(40):
+        more = ["--resume"] if (out / "history.jsonl").exists() else []
+        process = subprocess.Popen(command(config, out, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+        if kills == 5:
+            break
+        # wait for a round that this attempt made, then kill at a random moment of the next ones
+        before = rounds(out)
+        while rounds(out) <= before and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(chance.random() * 0.08)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+        if (out / "summary.json").exists():
+            break
+    _, error = process.communicate()
+    assert kills == 5, "the run ended before it could be killed five times; give it more rounds"
+    assert process.returncode == 0, error.decode()
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert rounds(out) == len(whole.history) == ROUNDS
+
+
+def rounds(out):
+    path = out / "history.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(tiny, tmp_path):
+    settings = tiny(rounds=3)
+    whole = run(settings, tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoint").iterdir())
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    warnings = []
+    found = load_checkpoint(tmp_path / "run" / "checkpoint", warnings.append)
+    assert found is not None
+    assert found[0] == 2
+    assert "damaged" in warnings[0]
+    again = run(settings, tmp_path / "run", resume=True)
+    assert [line["round"] for line in again.history] == [1, 2, 3]
+    assert again.history[-1]["accuracy"] == whole.history[-1]["accuracy"]
+
+
+def test_all_checkpoints_damaged_is_a_clear_error(tiny, tmp_path):
+    run(tiny(rounds=1), tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoint").iterdir():
+        path.write_bytes(b"x")
+    with pytest.raises(FedstillError, match="every checkpoint .* is damaged"):
+        load_checkpoint(tmp_path / "run" / "checkpoint", lambda text: None)
+
+
+def test_resume_refuses_another_configuration_but_takes_more_rounds(tiny, tmp_path):
+    run(tiny(rounds=1), tmp_path / "run")
+    with pytest.raises(FedstillError, match="already holds a run"):
+        run(tiny(rounds=1), tmp_path / "run")
+    with pytest.raises(FedstillError, match="differs from this configuration"):
+        run(tiny(rounds=1, seed=4), tmp_path / "run", resume=True)
+    longer = run(tiny(rounds=2), tmp_path / "run", resume=True)
+    straight = run(tiny(rounds=2), tmp_path / "straight")
+    assert longer.history[-1]["accuracy"] == straight.history[-1]["accuracy"]
