@@ -1,0 +1,31 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each makes .venv, installs pinned versions and does its job.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint install clean
+
+demo: $(STAMP)
+	$(BIN)/fedstill demo
+
+test: $(STAMP) lint
+	@start=$$SECONDS; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile; status=$$?; \
+	echo "tests took $$((SECONDS - start)) s"; exit $$status
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check -q .
+	$(BIN)/ruff check -q .
+	$(BIN)/mypy
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,flower,text,tensorboard,mlflow,onnx]'
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache .mypy_cache
