@@ -112,7 +112,7 @@ def test_sampling_is_a_pure_function_of_seed_and_round():
 
 @pytest.mark.parametrize("policy", ["average", "recalibrate", "local"])
 def test_batchnorm_policies(tiny, tmp_path, policy):
-    changes = dict(data={"holdout": 0.3}, clients={"per_domain": 1})
+    changes = {"data": {"holdout": 0.3}, "clients": {"per_domain": 1}}
     config = tiny(rounds=2, model={"buffers": policy}, **changes)
     config = config.model_copy(update={"model": config.model.model_copy(update={"name": "cnn-small", "options": {}})})
     result = run(config, tmp_path / policy)

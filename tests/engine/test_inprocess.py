@@ -91,7 +91,7 @@ def test_a_bad_reply_is_dropped_with_its_reason(tiny, tmp_path, workers):
 
 
 def test_too_few_replies_stop_the_run_with_a_usable_checkpoint(tiny, tmp_path):
-    changes = dict(data={"domains": ["embedded:optdigits"]}, clients={"per_domain": 8, "min_replies": 2})
+    changes = {"data": {"domains": ["embedded:optdigits"]}, "clients": {"per_domain": 8, "min_replies": 2}}
     config = tiny(algorithm={"name": "tests.engine.test_inprocess:Odd"}, **changes)
     with pytest.raises(FedstillError, match="round 1 has 1 usable replies, fewer than min_replies = 2"):
         run(config, tmp_path / "run")
@@ -113,7 +113,7 @@ class Killer(FedAvg):
 
 
 def test_a_worker_that_dies_or_hangs_costs_its_reply(tiny, tmp_path):
-    changes = dict(data={"domains": ["embedded:optdigits"]}, algorithm={"name": "tests.engine.test_inprocess:Killer"})
+    changes = {"data": {"domains": ["embedded:optdigits"]}, "algorithm": {"name": "tests.engine.test_inprocess:Killer"}}
     result = run(tiny(rounds=2, clients={"per_domain": 4}, engine={"workers": 2}, **changes), tmp_path / "dies")
     for line in result.history:
         assert line["clients"] == ["optdigits-0", "optdigits-2", "optdigits-3"]

@@ -31,7 +31,7 @@ def test_killed_five_times_and_resumed_is_bitwise_the_same(tiny, tmp_path):
     out, environment = tmp_path / "killed", {**os.environ, "OMP_NUM_THREADS": "1"}
     chance = random.Random(5)
     kills = 0
-    for attempt in range(40):
+    for _ in range(40):
         more = ["--resume"] if (out / "history.jsonl").exists() else []
         process = subprocess.Popen(command(config, out, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
         if kills == 5:
@@ -80,7 +80,7 @@ def test_all_checkpoints_damaged_is_a_clear_error(tiny, tmp_path):
     run(tiny(rounds=1), tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoint").iterdir():
         path.write_bytes(b"x")
-    with pytest.raises(FedstillError, match="every checkpoint .* is damaged"):
+    with pytest.raises(FedstillError, match=r"every checkpoint .* is damaged"):
         load_checkpoint(tmp_path / "run" / "checkpoint", lambda text: None)
 
 
