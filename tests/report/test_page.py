@@ -80,9 +80,20 @@ def test_many_clients_are_cut_with_a_note(tmp_path):
         line["weights"] = {f"c{k}": k / 4950 for k in range(100)}
     run.clients[:] = [{"id": f"c{k}", "domain": "d", "counts": [1, 2]} for k in range(500)]
     data = page_data([run])
-    assert list(data["runs"][0]["weights"]) == [f"c{k}" for k in range(76, 100)]
-    assert "24 of 100" in data["runs"][0]["weightsNote"]
+    assert list(data["runs"][0]["courses"]["weights"]) == [f"c{k}" for k in range(76, 100)]
+    assert "24 of 100" in data["runs"][0]["coursesNote"]
     assert (data["partitions"][0]["of"], len(data["partitions"][0]["clients"])) == (500, 120)
+
+
+def test_any_number_by_client_has_its_course_and_a_distillation_its_losses(tmp_path):
+    run = load_run(write_run(tmp_path, "fedavg", rounds=2))
+    for line in run.history:
+        line["votes"] = {"mnist-0": line["round"], "blended-1": 0.5}
+        line["worst"] = {"not a client": 3}
+        line["distillation"] = {"cnn": {"steps": 10, "first": 0.5, "last": 1.23456789e-7}}
+    shown = page_data([run])["runs"][0]
+    assert shown["courses"] == {"votes": {"mnist-0": [1, 2], "blended-1": [0.5, 0.5]}}
+    assert shown["losses"] == {"distillation, first step": [0.5, 0.5], "distillation, last step": [1.2346e-7] * 2}
 
 
 def test_weights_by_domain_are_averaged_over_rounds(tmp_path):

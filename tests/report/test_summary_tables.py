@@ -62,6 +62,16 @@ def test_a_target_never_reached_is_a_dash_and_bytes_count_until_it(tmp_path):
     assert table["MB to 50 %"] == f"{sent / 1e6:.1f}"
 
 
+def test_of_many_targets_the_telling_ones_are_shown(tmp_path):
+    for name, reached in {"a": [1, 2, 5, None], "b": [1, 3, None, None]}.items():
+        write_run(tmp_path / name, name)
+        said = json.loads((tmp_path / name / "summary.json").read_text())
+        said["rounds_to"] = dict(zip(["0.5", "0.6", "0.7", "0.8"], reached, strict=True))
+        (tmp_path / name / "summary.json").write_text(json.dumps(said))
+    shown = [c.title for c in columns(summarise(load_runs([tmp_path])))]
+    assert [title for title in shown if "rounds" in title] == ["rounds to 60 %", "rounds to 70 %"]
+
+
 def test_settings_tell_apart_runs_of_one_algorithm(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / f"cool{seed}", "feddf", seed, model={"name": "cnn", "width": 1.0})

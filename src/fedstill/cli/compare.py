@@ -74,5 +74,5 @@ def compare_runs(what: str, names: Sequence[str], seeds: Sequence[int], out: Pat
     atomic_write(out / "summary.json", to_json([run.summary for run in runs]) + "\n")
     from fedstill.report.page import build_page
 
-    page = build_page([out], out / "report.html")
+    page = build_page([run.folder for run in runs], out / "report.html")
     console.print(f"the page: {page}", soft_wrap=True)

@@ -180,21 +180,35 @@ function distillation(data, place, colours, range) {
 
 // ---- bars --------------------------------------------------------------------------------------------------------
 
-function groupedBars(data, on, colours, names, found, { axis, scale = 1, digits, missing = false }) {
+function groupedBars(data, on, colours, names, found) {
   const traces = [];
   data.methods.forEach((method, place) => {
     if (!on(place)) return;
-    const { colour } = look(place), all = names.map((name, i) => found(method, name, i));
-    const nothing = method.runs.every((r) => data.runs[r].finished) ? "never" : "not yet";
+    const all = names.map((name) => found(method, name));
     traces.push({
-      type: "bar", name: method.label, x: names, y: all.map((s) => (s ? s.mean * scale : missing ? 0 : null)),
-      error_y: { type: "data", array: all.map((s) => (s && s.std ? s.std * scale : 0)), visible: !missing && all.some((s) => s && s.std), thickness: 1.3, color: colours.soft },
-      text: all.map((s) => (s ? (s.mean * scale).toFixed(digits(s)) + (s.count < s.of ? ` (${s.count}/${s.of})` : "") : missing ? nothing : "")),
-      textposition: missing ? "outside" : "none", textfont: { size: 11 }, constraintext: "none", cliponaxis: false,
-      marker: { color: colour }, hovertemplate: missing ? "%{x}: %{text}" : "%{x}: %{y}",
+      type: "bar", name: method.label, x: names, y: all.map((s) => (s ? s.mean : null)), marker: { color: look(place).colour },
+      error_y: { type: "data", array: all.map((s) => s?.std ?? 0), visible: all.some((s) => s?.std), thickness: 1.3, color: colours.soft },
+      hovertemplate: "%{x}: %{y}",
     });
   });
-  return { traces, height: 320, layout: layout(colours, { barmode: "group", bargap: 0.25, xaxis: { type: "category" }, yaxis: { rangemode: "tozero", ...axis }, hovermode: "closest" }) };
+  return { traces, height: 320, layout: layout(colours, { barmode: "group", bargap: 0.25, xaxis: { type: "category" }, yaxis: { rangemode: "tozero", ...PERCENT }, hovermode: "closest" }) };
+}
+
+// One bar a method: what it took to the target; said in words where it was not reached.
+function targetBars(data, on, colours, found, { scale = 1, digits, unit }) {
+  const shown = data.methods.map((_, place) => place).filter(on).reverse();
+  const all = shown.map((place) => found(data.methods[place]));
+  const nothing = (place) => (data.methods[place].runs.every((r) => data.runs[r].finished) ? "never" : "not yet");
+  return {
+    traces: [{
+      type: "bar", orientation: "h", name: unit, y: shown.map((place) => data.methods[place].label), x: all.map((s) => (s ? s.mean * scale : 0)),
+      text: all.map((s, i) => (s ? (s.mean * scale).toFixed(digits(s)) + (s.count < s.of ? ` (${s.count} of ${s.of} seeds)` : "") : nothing(shown[i]))),
+      textposition: "outside", constraintext: "none", cliponaxis: false, textfont: { size: 12 },
+      marker: { color: shown.map((place) => look(place).colour) }, hovertemplate: `%{y}: %{text}<extra></extra>`,
+    }],
+    height: 80 + 34 * Math.max(shown.length, 2),
+    layout: layout(colours, { margin: { l: 60, r: 60, t: 8, b: 40 }, xaxis: { title: { text: unit }, rangemode: "tozero" }, yaxis: { type: "category", ticklabelstandoff: 6 }, hovermode: "closest" }),
+  };
 }
 
 function stackedBars(data, on, colours, parts, value, unit) {
@@ -264,11 +278,11 @@ function heatmap(table, colours) {
   };
 }
 
-function course(run, colours) {
-  const clients = Object.keys(run.weights);
+function course(run, of, colours) {
+  const weights = run.courses[of], clients = Object.keys(weights);
   if (clients.length > 8) {
     return {
-      traces: [{ type: "heatmap", x: run.round, y: clients, z: clients.map((c) => run.weights[c]), zmin: 0, colorscale: shades(colours), name: "weight", hovertemplate: "round %{x}, %{y}: %{z:.4f}<extra></extra>", colorbar: { thickness: 12, outlinewidth: 0 } }],
+      traces: [{ type: "heatmap", x: run.round, y: clients, z: clients.map((c) => weights[c]), zmin: 0, colorscale: shades(colours), name: "weight", hovertemplate: "round %{x}, %{y}: %{z:.4f}<extra></extra>", colorbar: { thickness: 12, outlinewidth: 0 } }],
       height: 110 + 20 * clients.length,
       layout: layout(colours, { margin: { l: 90, r: 12, t: 8, b: 40 }, xaxis: { title: { text: "round" } }, yaxis: { type: "category", autorange: "reversed", ticklabelstandoff: 6 } }),
     };
@@ -276,9 +290,9 @@ function course(run, colours) {
   return {
     traces: clients.map((client, place) => {
       const { colour, dash, mark } = look(place);
-      return { type: "scatter", mode: run.round.length > 40 ? "lines" : "lines+markers", name: client, x: run.round, y: run.weights[client], line: { color: colour, dash, width: 2 }, marker: { color: colour, symbol: mark, size: 6 }, hovertemplate: "%{y:.4f}" };
+      return { type: "scatter", mode: run.round.length > 40 ? "lines" : "lines+markers", name: client, x: run.round, y: weights[client], line: { color: colour, dash, width: 2 }, marker: { color: colour, symbol: mark, size: 6 }, hovertemplate: "%{y:.4f}" };
     }),
     height: 340,
-    layout: layout(colours, { showlegend: true, hovermode: "x unified", margin: { l: 48, r: 12, t: 34, b: 40 }, xaxis: roundAxis(run.round.at(-1) ?? 0), yaxis: { title: { text: "weight" }, rangemode: "tozero" } }),
+    layout: layout(colours, { showlegend: true, hovermode: "x unified", margin: { l: 48, r: 12, t: 34, b: 40 }, xaxis: roundAxis(run.round.at(-1) ?? 0), yaxis: { title: { text: of }, rangemode: "tozero" } }),
   };
 }

@@ -191,17 +191,18 @@
     const names = (field) => [...new Set(data.methods.flatMap((method) => Object.keys(method[field])))];
     for (const field of ["domains", "prototypes"]) {
       if (!show(field, names(field).length)) continue;
-      draw($(`chart-${field}`), `accuracy by ${field.slice(0, -1)}`, groupedBars(data, on, colours(), names(field), (method, name) => method[field][name], { axis: PERCENT, digits: () => 4 }));
+      draw($(`chart-${field}`), `accuracy by ${field.slice(0, -1)}`, groupedBars(data, on, colours(), names(field), (method, name) => method[field][name]));
     }
-    const reached = data.methods.some((method) => method.roundsTo.some(Boolean));
+    const reached = data.targets.map((_, i) => data.methods.some((method) => method.roundsTo[i]));
     show("targets", data.targets.length);
-    $("targets-charts").hidden = !reached;
-    $("targets-none").hidden = reached;
-    if (data.targets.length && reached) {
-      const targets = data.targets.map((t) => `${Number((100 * t).toFixed(4))} %`);
-      const axis = { rangemode: "tozero" };
-      draw($("chart-rounds-to"), "rounds to target", groupedBars(data, on, colours(), targets, (m, _, i) => m.roundsTo[i], { axis, digits: (s) => (Number.isInteger(s.mean) ? 0 : 1), missing: true }));
-      draw($("chart-bytes-to"), "megabytes to target", groupedBars(data, on, colours(), targets, (m, _, i) => m.bytesTo[i], { axis, scale: 1e-6, digits: (s) => (s.mean >= 1e8 ? 0 : s.mean >= 1e6 ? 1 : 3), missing: true }));
+    show("targets-charts", reached.some(Boolean));
+    show("targets-none", !reached.some(Boolean));
+    if (reached.some(Boolean)) {
+      // The highest that any method reached tells most: it comes first.
+      const order = data.targets.map((_, i) => i).filter((i) => reached[i]).reverse();
+      const i = Number(options("target", order.map((t) => [String(t), `${Number((100 * data.targets[t]).toFixed(4))} %`])));
+      draw($("chart-rounds-to"), "rounds to target", targetBars(data, on, colours(), (m) => m.roundsTo[i], { digits: (s) => (Number.isInteger(s.mean) ? 0 : 1), unit: "rounds" }));
+      draw($("chart-bytes-to"), "megabytes to target", targetBars(data, on, colours(), (m) => m.bytesTo[i], { scale: 1e-6, digits: (s) => (s.mean >= 1e8 ? 0 : s.mean >= 1e6 ? 1 : 3), unit: "megabytes" }));
     }
     const total = (list) => (list ? known(list).reduce((a, b) => a + b, 0) : null);
     const phases = [...new Set(data.runs.flatMap((run) => Object.keys(run.seconds)))];
@@ -215,23 +216,24 @@
 
   function drawPartition() {
     if (!show("partition", data.partitions.length)) return;
-    const name = (p) => (p.runs.length > 3 ? `${p.runs[0]} and ${p.runs.length - 1} more` : p.runs.join("; "));
+    const name = (p) => (p.runs.length > 1 ? `${p.runs[0]} and ${p.runs.length - 1} more` : p.runs[0]);
     const chosen = data.partitions[Number(options("partition-run", data.partitions.map((p, i) => [String(i), name(p)])))];
     $("partition-note").textContent = chosen.of > chosen.clients.length ? `The first ${chosen.clients.length} of ${chosen.of} clients are shown.` : "";
     draw($("chart-partition"), "who holds what", bubbles(chosen, colours()));
   }
 
   function drawWeights() {
-    const having = data.runs.map((run, place) => ({ run, place })).filter(({ run }) => Object.keys(run.weights).length || run.weightsByDomain.mean);
+    const having = data.runs.map((run, place) => ({ run, place })).filter(({ run }) => Object.keys(run.courses).length || run.weightsByDomain.mean);
     if (!show("weights", having.length)) return;
     const run = data.runs[Number(options("weights-run", having.map(({ run: r, place }) => [String(place), r.name])))];
-    const tables = run.weightsByDomain, clients = Object.keys(run.weights);
+    const tables = run.weightsByDomain, courses = Object.keys(run.courses);
     $("heatmap-figure").hidden = !tables.mean;
     $("weights-when").closest("label").hidden = !tables.mean;
-    $("course-figure").hidden = !clients.length;
-    $("weights-note").textContent = run.weightsNote;
+    $("course-figure").hidden = !courses.length;
+    $("weights-note").textContent = run.coursesNote;
     if (tables.mean) draw($("chart-heatmap"), "weight by pool domain and client", heatmap(tables[$("weights-when").value], colours()));
-    if (clients.length) draw($("chart-course"), "weight over the rounds", course(run, colours()));
+    const of = options("weights-of", courses.map((name) => [name, name]));
+    if (courses.length) draw($("chart-course"), `${of} over the rounds`, course(run, of, colours()));
   }
 
   function drawImages() {
@@ -413,7 +415,7 @@
     for (const part of [drawHead, drawProblems, drawTable, drawDropped, drawRepeat]) part();
     return;
   }
-  for (const id of ["curves-y", "curves-x", "curves-seeds", "partition-run", "weights-run", "weights-when", "losses-name"]) {
+  for (const id of ["curves-y", "curves-x", "curves-seeds", "partition-run", "weights-run", "weights-when", "weights-of", "target", "losses-name"]) {
     $(id).addEventListener("change", (event) => { state.choices[id] = event.target.value; drawAll(); });
   }
   $("copy-markdown").addEventListener("click", () => copy(tableAs("markdown"), "as Markdown"));

@@ -10,6 +10,7 @@ import functools
 import gzip
 import html
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 
 from fedstill import __version__
 from fedstill.errors import FedstillError
-from fedstill.report.runs import Line, Run, find_runs, load_run
+from fedstill.report.runs import Line, Run, find_runs, load_run, number
 from fedstill.report.tables import Row, best_rows, columns, latex_lines, markdown, markdown_lines, summarise
 
 __all__ = ["build_page", "page_data", "render"]
@@ -76,7 +77,7 @@ def page_data(runs: Sequence[Run], root: Sequence[Path] = ()) -> dict[str, Any]:
 def _title(rows: Sequence[Row], root: Sequence[Path]) -> str:
     if len(rows) == 1:
         return f"{rows[0].label}: {_count(len(rows[0].runs), 'run')}"
-    named = root[0].resolve().name if len(root) == 1 else ""
+    named = Path(os.path.commonpath([place.resolve() for place in root])).name if root else ""
     return f"{named}: {len(rows)} methods compared" if named else f"{len(rows)} methods compared"
 
 
@@ -108,7 +109,7 @@ def _method(row: Row, places: list[int]) -> dict[str, Any]:
 
 def _run(run: Run, name: str) -> dict[str, Any]:
     lines = run.history
-    weights, weights_note = _weights(lines)
+    courses, courses_note = _courses(run)
     versions = run.summary.get("versions")
     return {
         "name": name,
@@ -126,9 +127,9 @@ def _run(run: Run, name: str) -> dict[str, Any]:
         "domains": _by_name(lines, "domains"),
         "prototypes": _by_name(lines, "prototypes"),
         "seconds": _by_name(lines, "seconds", digits=3),
-        "losses": _by_name(lines, "losses", digits=5),
-        "weights": weights,
-        "weightsNote": weights_note,
+        "losses": _losses(lines),
+        "courses": courses,
+        "coursesNote": courses_note,
         "weightsByDomain": _weights_by_domain(lines),
         "dropped": [{"round": line["round"], **dropped} for line in lines for dropped in line.get("dropped", [])],
         "command": _command(run),
@@ -152,13 +153,52 @@ def _short(value: float | None, digits: int | None) -> float | None:
     return value if value is None or digits is None else round(value, digits)
 
 
-def _weights(lines: Sequence[Line]) -> tuple[dict[str, list[float | None]], str]:
-    course = _by_name(lines, "weights", digits=4)
-    if len(course) <= _MOST_CLIENTS_WEIGHED:
-        return course, ""
-    weightiest = sorted(course, key=lambda client: -sum(w or 0.0 for w in course[client]))[:_MOST_CLIENTS_WEIGHED]
-    note = f"The {len(weightiest)} of {len(course)} clients with the most weight are shown over the rounds."
-    return {client: course[client] for client in course if client in weightiest}, note
+def _courses(run: Run) -> tuple[dict[str, dict[str, list[float | None]]], str]:
+    """What a run tells of each client round by round: weights, votes, contributions, whatever they are called."""
+    clients = {str(client) for line in run.history for client in line.get("clients", [])}
+    clients |= {str(client["id"]) for client in run.clients}
+    fields = dict.fromkeys(field for line in run.history for field, value in line.items() if _is_by_client(value, clients))
+    courses: dict[str, dict[str, list[float | None]]] = {}
+    note = ""
+    for field in fields:
+        course = {
+            client: [_short(number(value.get(client)), 4) if isinstance(value, dict) else None for value in values]
+            for values in [[line.get(field) for line in run.history]]
+            for client in dict.fromkeys(name for value in values if isinstance(value, dict) for name in value)
+        }
+        courses[field] = course
+        if len(course) > _MOST_CLIENTS_WEIGHED:
+            weightiest = sorted(course, key=lambda client: -sum(w or 0.0 for w in course[client]))[:_MOST_CLIENTS_WEIGHED]
+            courses[field] = {client: course[client] for client in course if client in weightiest}
+            note = f"The {len(weightiest)} of {len(course)} clients with the most weight are shown over the rounds."
+    return courses, note
+
+
+def _is_by_client(value: Any, clients: set[str]) -> bool:
+    """Whether a field of a round's line has a number for each of some clients."""
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and set(value) <= clients
+        and any(number(found) is not None for found in value.values())
+    )
+
+
+def _losses(lines: Sequence[Line]) -> dict[str, list[float | None]]:
+    """The losses by name; a distillation's first and last are losses too."""
+    found = _by_name(lines, "losses", digits=6)
+    students = dict.fromkeys(name for line in lines for name in line.get("distillation", {}))
+    for student in students:
+        of = f" of {student}" if len(students) > 1 else ""
+        for when in ("first", "last"):
+            course = [line.get("distillation", {}).get(student, {}).get(when) for line in lines]
+            if any(value is not None for value in course):
+                found[f"distillation{of}, {when} step"] = [_significant(value) for value in course]
+    return found
+
+
+def _significant(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
 
 
 def _weights_by_domain(lines: Sequence[Line]) -> dict[str, dict[str, dict[str, float]]]:

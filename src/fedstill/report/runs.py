@@ -21,7 +21,7 @@ Line = dict[str, Any]
 
 _NUMBERS = ("accuracy", "merged_accuracy", "ensemble_accuracy", "bytes_down", "bytes_up")
 _NUMBERS_BY_NAME = ("domains", "prototypes", "seconds", "weights", "losses")
-_NUMBERS_BY_TWO_NAMES = ("weights_by_domain",)
+_NUMBERS_BY_TWO_NAMES = ("weights_by_domain", "distillation")
 _RUN_FILES = ("history.jsonl", "config.toml", "summary.json")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich.table import Table
@@ -167,7 +167,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
     """The columns that say something for these rows."""
     domains = dict.fromkeys(name for row in rows for name in row.domains)
     prototypes = dict.fromkeys(name for row in rows for name in row.prototypes)
-    targets = dict.fromkeys(target for row in rows for target in row.rounds_to)
+    targets = _telling_targets(rows)
     every = [
         Column("accuracy %", lambda row: row.accuracy, _percent, "high"),
         Column("best %", lambda row: row.best, _percent, "high"),
@@ -180,6 +180,16 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         Column("seconds", lambda row: row.seconds, _seconds, "low", whole=True),
     ]
     return [column for column in every if any(column.spread(row) for row in rows) or "to " in column.title]
+
+
+def _telling_targets(rows: Sequence[Row]) -> list[str]:
+    """At most two: of more, the highest that every method reached and the highest that any did."""
+    targets = list(rows[0].rounds_to) if rows else []
+    if len(targets) <= 2:
+        return targets
+    by_all = [t for t in targets if all(row.rounds_to[t] for row in rows)]
+    by_any = [t for t in targets if any(row.rounds_to[t] for row in rows)]
+    return list(dict.fromkeys([*by_all[-1:], *by_any[-1:]])) or targets[:1]
 
 
 def _of(field: str, name: str) -> Callable[[Row], Spread | None]:
@@ -200,7 +210,7 @@ def _percent(found: Spread) -> str:
 
 
 def _rounds(found: Spread) -> str:
-    return f"{found.mean:.0f}" if found.std is None else _plus_minus(found, 1)
+    return _plus_minus(found, 0 if found.mean == int(found.mean) and not found.std else 1)
 
 
 def _megabytes(found: Spread) -> str:
@@ -227,8 +237,9 @@ def best_rows(column: Column, rows: Sequence[Row]) -> set[int]:
     most = max(found.count / found.of for found in there.values())
     able = {p: f for p, f in there.items() if f.count / f.of == most}
     pick = max if column.better == "high" else min
-    winner = column.text(able[pick(able, key=lambda p: able[p].mean)]).split(" ")[0]
-    return {place for place, found in able.items() if column.text(found).split(" ")[0] == winner}
+    means = {p: column.text(replace(f, std=None)) for p, f in able.items()}
+    winner = means[pick(able, key=lambda p: able[p].mean)]
+    return {place for place, mean in means.items() if mean == winner}
 
 
 def _seeds(row: Row) -> str:
