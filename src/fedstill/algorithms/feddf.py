@@ -8,7 +8,7 @@ models. Every part is an option here, so this file is also the frame of the othe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -22,15 +22,16 @@ from fedstill.fusion.options import Distillation, Source
 from fedstill.fusion.source import draw
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.transfer import transfer
-from fedstill.fusion.weighting import Scene, Weighting, make_weighting, report_of
+from fedstill.fusion.weighting import Scene, Weighting, make_weighting, options_kind, report_of
 from fedstill.fusion.worst import DropWorst, drop_worst
 from fedstill.local.fit import Term
 from fedstill.local.reports import after_training, make_report
-from fedstill.local.terms import proximal
+from fedstill.local.terms import distil_from, proximal
 from fedstill.local.update import local_update
 from fedstill.message import Message, State
 from fedstill.models.network import Network
 from fedstill.options import Part
+from fedstill.run.config import validated
 
 __all__ = ["FedDF", "FedDFOptions"]
 
@@ -40,6 +41,13 @@ class Contrastive(Part):
 
     mu: Annotated[float, Field(ge=0)] = 1.0
     temperature: Annotated[float, Field(gt=0)] = 0.5
+
+
+class Personal(Part):
+    """How a client whose model is its own learns from the server's: ``weight * T^2 * KL(global || local)``."""
+
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0)] = 1.0
 
 
 class FedDFOptions(Options):
@@ -54,6 +62,7 @@ class FedDFOptions(Options):
     drop_worst: DropWorst | None = None
     proximal: Annotated[float, Field(ge=0)] = 0.0  # FedProx's mu in the clients' objective (Table 8)
     contrastive: Contrastive | None = None
+    personal: Personal = Personal()  # where model.student is set: clients keep their own models
 
 
 class FedDF(Algorithm):
@@ -68,11 +77,20 @@ class FedDF(Algorithm):
         "weighting": "uniform",
         "distillation": "mean of logits, KL(teachers || student), Adam with cosine",
     }
-    Options = FedDFOptions
+    Options: ClassVar[type[FedDFOptions]] = FedDFOptions
 
     def __init__(self, task: Any, options: Part | None = None):
         super().__init__(task, options)
         self.report = report_of(self.options.weighting)
+        self.settings = dict(self.options.weighting_options)
+        kind = options_kind(self.options.weighting)
+        if kind is not None:
+            validated(kind, self.settings, "algorithm.weighting_options")
+        self.personal = task.config.model.student is not None
+        if self.personal and (self.options.proximal or self.options.contrastive or task.config.model.buffers == "local"):
+            raise FedstillError(
+                "proximal, contrastive and model.buffers = 'local' need clients that train the server's own model"
+            )
         if self.options.source.kind in ("data", "mixture") and self.needs_pool(task):
             raise FedstillError(f"{self.name} distils on unlabelled data: set data.server, data.target or data.holdout")
 
@@ -81,6 +99,31 @@ class FedDF(Algorithm):
         data = task.config.data
         shares = self.options.source.shares if self.options.source.kind == "mixture" else {"data": 1.0}
         return bool(shares.get("data")) and not (data.server or data.target or data.holdout)
+
+    # -- personal models: the server has one public structure, every client its own (FedD3A, section 3 and Figure 6) --------
+
+    def start(self) -> Server:
+        """Weights for every prototype, or for the public structure alone."""
+        return Server({self.task.student: self.task.initial(self.task.student)}) if self.personal else super().start()
+
+    def instruct(self, server: Server, client: str, round: Round) -> Message:
+        """The client's own prototype, or the public model and its name."""
+        if not self.personal:
+            return super().instruct(server, client, round)
+        return Message.of(model=server.models[self.task.student], prototype=self.task.student)
+
+    def update(self, message: Message, client: Client) -> Message:
+        """Train from the global weights; where models are personal, train on from the client's own with the global model as a
+        teacher, and keep the result."""
+        if not self.personal:
+            return local_update(message, client, self.terms(message, client))
+        teacher = client.task.load(self.task.student, message.group("model"), role="global")
+        own = client.memory.group("personal") or client.task.initial(client.prototype)
+        wanted = self.options.personal
+        term = distil_from(teacher, wanted.weight, wanted.temperature)
+        reply = local_update(message, client, [term] if wanted.weight else [], start=own)
+        client.memory = client.memory.with_parts(personal=reply.group("model"))
+        return reply
 
     # -- the client (Algorithm 2) ------------------------------------------------------------------------------------------
 
@@ -98,10 +141,10 @@ class FedDF(Algorithm):
         report: State = {}
         late = self.report is not None and after_training(self.report)
         if self.report and not late:
-            report = make_report(self.report, message, client, self.options.weighting_options)
-        reply = local_update(message, client, self.terms(message, client))
+            report = make_report(self.report, message, client, self.settings)
+        reply = self.update(message, client)
         if self.report and late:
-            report = make_report(self.report, message, client, self.options.weighting_options)
+            report = make_report(self.report, message, client, self.settings)
         if self.options.contrastive:
             client.memory = client.memory.with_parts(previous=reply.group("model"))
         return reply.with_parts(**{self.report: report}) if self.report else reply
@@ -123,7 +166,7 @@ class FedDF(Algorithm):
             teachers,
             samples,
             weighting,
-            self.options.distillation,
+            self.distillation(round),
             round,
             space=self.options.ensemble,
             view=self.view,
@@ -139,7 +182,10 @@ class FedDF(Algorithm):
         return network
 
     def merge(self, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
-        """Line 6: the average of each prototype's clients, or another merge of the common set."""
+        """Line 6: the average of each prototype's clients, or another merge of the common set. A public structure that is
+        nobody's own carries on instead."""
+        if self.personal:
+            return server.models
         return make_merge(self.options.merge)(self.task, server, replies, round)
 
     def teachers(self, server: Server, replies: Sequence[Reply], round: Round) -> list[Teacher]:
@@ -153,11 +199,15 @@ class FedDF(Algorithm):
             round.rng("weighting"),
             self.task,
             server,
-            self.options.weighting_options,
+            self.settings,
             round.number,
             round.total,
         )
         return make_weighting(self.options.weighting, scene)
+
+    def distillation(self, round: Round) -> Distillation:
+        """How the students learn in this round."""
+        return self.options.distillation
 
     def starts(self, server: Server, merged: dict[str, State], round: Round) -> dict[str, State]:
         """Where the students start (Table 5): the average, the previous global model, or from scratch."""

@@ -21,6 +21,7 @@ from fedstill.data.samples import Samples
 from fedstill.errors import FedstillError, unknown
 from fedstill.fusion.teacher import Teacher
 from fedstill.models.network import Network
+from fedstill.options import Part
 
 if TYPE_CHECKING:
     from fedstill.task import Task
@@ -33,6 +34,7 @@ __all__ = [
     "Voting",
     "Weighting",
     "make_weighting",
+    "options_kind",
     "register",
     "report_of",
     "weightings",
@@ -98,16 +100,18 @@ class _Kind:
     make: Callable[[Scene], Weighting]
     report: str | None
     summary: str
+    options: type[Part] | None
 
 
 _KINDS: dict[str, _Kind] = {}
 
 
-def register(name: str, *, report: str | None = None, summary: str = "") -> Callable:
-    """Add a weighting to the common set; ``report`` names the group of tensors that clients must send for it."""
+def register(name: str, *, report: str | None = None, summary: str = "", options: type[Part] | None = None) -> Callable:
+    """Add a weighting to the common set; ``report`` names the group of tensors that clients must send for it, ``options`` what
+    ``weighting_options`` may hold (checked before the run starts)."""
 
     def add(make: Callable[[Scene], Weighting]) -> Callable[[Scene], Weighting]:
-        _KINDS[name] = _Kind(make, report, summary or (make.__doc__ or "").strip().split("\n")[0])
+        _KINDS[name] = _Kind(make, report, summary or (make.__doc__ or "").strip().split("\n")[0], options)
         return make
 
     return add
@@ -141,6 +145,11 @@ def weightings() -> dict[str, str]:
 def report_of(name: str) -> str | None:
     """What clients must report for this weighting, or None."""
     return _kind(name).report
+
+
+def options_kind(name: str) -> type[Part] | None:
+    """The options that this weighting takes, or None where it checks them itself."""
+    return _kind(name).options
 
 
 def make_weighting(name: str, scene: Scene) -> Weighting:

@@ -11,6 +11,7 @@ from fedstill.fusion.weighting import Ready, Scene, register
 __all__ = ["Examples", "Random", "Uniform"]
 
 
+@register("avg", summary="the same as uniform (FedD3A, Table 1)")
 @register("uniform", summary="every teacher counts alike (FedDF)")
 class Uniform(Ready):
     """Every teacher counts alike."""

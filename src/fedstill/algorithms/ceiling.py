@@ -1,0 +1,51 @@
+"""Ceiling: one model trained on all clients' data in one place (FedD3A, Table 1).
+
+This is no federated system. It breaks the very rule that the others keep: the server reads every client's data. It is here so
+that tables can say what privacy costs, and it runs only where that data is at hand, in a simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fedstill.algorithm import Algorithm, Client, Reply, Round, Server
+from fedstill.data.samples import Samples
+from fedstill.local.fit import fit, learning_rate
+from fedstill.message import Message, clone
+
+__all__ = ["Ceiling"]
+
+
+class Ceiling(Algorithm):
+    """Train on the pooled data for as many epochs a round as a client would on its own; nothing is exchanged."""
+
+    name = "ceiling"
+    title = "Ceiling"
+    paper = "Su, Li and Xue, 2022, Table 1 (all data in one place: not federated)"
+    parts = {"local": "none", "server": "all clients' data, pooled"}
+    requires = ()
+    everyone = True
+
+    def start(self) -> Server:
+        """One model."""
+        return Server({self.task.student: self.task.initial(self.task.student)})
+
+    def instruct(self, server: Server, client: str, round: Round) -> Message:
+        """Nothing to do."""
+        return Message()
+
+    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+        """Only says how many samples it has."""
+        return Message.of(samples=len(client.data))
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """The local epochs, over the union of the clients' data."""
+        shares = [self.task.data_of(reply.client) for reply in replies]
+        pooled = Samples(torch.cat([s.x for s in shares]), torch.cat([s.y for s in shares if s.y is not None]))
+        network = self.task.load(self.task.student, server.models[self.task.student])
+        rate = learning_rate(self.local.optimizer.lr, self.local.schedule, round.number, round.total)
+        fit(network, pooled, self.local, rng=round.rng("fit"), lr=rate)
+        round.note(pooled_samples=len(pooled))
+        return Server({self.task.student: clone(network.state_dict())})

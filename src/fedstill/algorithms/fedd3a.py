@@ -1,0 +1,82 @@
+"""FedD3A: weigh each teacher, for each sample of the pool, by how near the sample is to the teacher's domain.
+
+Su, Li and Xue, Domain Discrepancy Aware Distillation for Model Aggregation in Federated Learning, 2022. Algorithm 1:
+before training, a client extracts the features of its data with the global model's backbone and sends the projection matrix of
+their subspace (Eq. 5, :mod:`fedstill.local.projection`). The server weighs the teachers of a sample by the angles between its
+feature and the projections of it (Eq. 6, :mod:`fedstill.fusion.weightings.projection`), mixes their probabilities (Eq. 7) and
+distils them into the average (Eq. 8). All else is FedDF's frame, whose heterogeneous clients with ``model.student`` set are the
+paper's: each keeps a model of its own and learns from the global one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithms.feddf import FedDF, FedDFOptions
+from fedstill.fusion.ensemble import Space
+from fedstill.fusion.options import Distillation
+from fedstill.local.fit import learning_rate
+from fedstill.local.options import Optimizer, Schedule
+from fedstill.local.projection import Projection
+
+__all__ = ["FedD3A", "FedD3AOptions"]
+
+
+class FedD3AOptions(FedDFOptions):
+    """The paper's values, where it gives them."""
+
+    merge: str = "uniform"  # "Average(...)" in Algorithm 1
+    weighting: str = "soft"  # Eq. 6; Table 1 has onehot, avg and random besides
+    weighting_options: Projection = Projection()  # type: ignore[assignment]
+    ensemble: Space = "probabilities"  # Eq. 7
+    distillation: Distillation = Distillation(
+        direction="forward",  # Eq. 8 is written the other way round; docs/fedd3a.md has the measurement
+        epochs=1,
+        batch_size=256,
+        optimizer=Optimizer(name="sgd", lr=0.01, momentum=0.9),  # "momentum SGD", momentum not given
+        schedule="constant",
+        clip=None,
+    )
+    rate: Schedule = Schedule(kind="cosine", final=1e-4)  # of the server's learning rate over the rounds
+
+
+class FedD3A(FedDF):
+    """FedDF with teachers weighted by domain, a sample at a time."""
+
+    name = "fedd3a"
+    title = "FedD3A"
+    paper = "Su, Li and Xue, 2022"
+    parts = {
+        "report": "subspace projection",
+        "merge": "uniform average",
+        "source": "unlabelled data",
+        "weighting": "projection (soft)",
+        "distillation": "mean of probabilities, KL, SGD with momentum",
+    }
+    Options = FedD3AOptions
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Algorithm 1, the server's part; the matrices' bytes go into the history."""
+        if self.report:
+            sent, whole, models = (sum(column) for column in zip(*map(self._bytes, replies), strict=True))
+            round.note(projection={"bytes": sent, "of_model": round_to(sent / models), "saved": whole - sent})
+        return super().fuse(server, replies, round)
+
+    def _bytes(self, reply: Reply) -> tuple[int, int, int]:
+        """Of one reply: the report's bytes, those of the whole d x d matrix, and the model's."""
+        part = reply.part(str(self.report))
+        d = next(iter(part.values())).shape[0]
+        size = [sum(t.numel() * t.element_size() for t in group.values()) for group in (part, reply.model)]
+        return size[0], d * d * 4, size[1]
+
+    def distillation(self, round: Round) -> Distillation:
+        """The server's learning rate falls over the rounds as the clients' does."""
+        options = super().distillation(round)
+        rate = learning_rate(options.optimizer.lr, self.options.rate, round.number, round.total)
+        return options.model_copy(update={"optimizer": options.optimizer.model_copy(update={"lr": rate})})
+
+
+def round_to(share: float) -> float:
+    """Four significant digits are enough for a note."""
+    return float(f"{share:.4g}")

@@ -1,0 +1,111 @@
+"""FedD3A's weights: how well a sample's feature lies in each client's subspace (Su, Li and Xue, Eq. 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedstill.data.samples import Samples
+from fedstill.errors import FedstillError
+from fedstill.fusion.predict import apply
+from fedstill.fusion.weighting import Ready, Scene, register
+from fedstill.local.projection import Projection, project
+
+__all__ = ["OneHot", "Soft", "one_hot_weights", "proximity", "soft_weights"]
+
+STACK = 16  # matrices multiplied at once; more clients than that stream by
+
+
+def proximity(z: Tensor, matrices: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """``r`` of Eq. 6: ``cos(z, P_k z)`` for every sample and client, (n, clients); 0 where either vector is zero.
+
+    >>> x_axis, y_axis = ({"matrix": torch.diag(torch.tensor(d))} for d in ([1.0, 0.0], [0.0, 1.0]))
+    >>> proximity(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), [x_axis, y_axis])
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    length = z.norm(dim=1)
+    columns = []
+    for first in range(0, len(matrices), STACK):
+        group = [{name: t.to(z.device, z.dtype) for name, t in sent.items()} for sent in matrices[first : first + STACK]]
+        if all("matrix" in sent for sent in group):
+            # every client of the group in one product: (n, d) @ (d, k d)
+            pz = (z @ torch.cat([sent["matrix"] for sent in group], 1)).view(len(z), len(group), -1)
+        else:
+            pz = torch.stack([project(z, sent) for sent in group], 1)
+        across = torch.einsum("nd,nkd->nk", z, pz)
+        lengths = length[:, None] * pz.norm(dim=2)
+        columns.append(torch.where(lengths > 0, across / lengths.where(lengths > 0, 1), 0))
+    return torch.cat(columns, 1)
+
+
+def soft_weights(r: Tensor, *, unbiased: bool = False, temperature: float = 1.0) -> Tensor:
+    """Eq. 6: softmax of the scores standardised over the clients; scores that do not differ weigh alike.
+
+    >>> [f"{w:.4f}" for w in soft_weights(torch.tensor([[0.99, 0.98, 0.97]]))[0]]
+    ['0.7245', '0.2129', '0.0626']
+    """
+    if r.shape[1] == 1:
+        return torch.ones_like(r)
+    spread = r.var(dim=1, keepdim=True, unbiased=unbiased).sqrt()
+    # rounding alone must not be blown up to a unit variance
+    differ = spread > 10 * torch.finfo(r.dtype).eps * r.abs().amax(dim=1, keepdim=True)
+    standard = torch.where(differ, (r - r.mean(dim=1, keepdim=True)) / spread.where(differ, 1), 0)
+    return (standard / temperature).softmax(1)
+
+
+def one_hot_weights(r: Tensor) -> Tensor:
+    """All weight on the nearest client (FedD3A-onehot, Table 1); shared where several are equally near.
+
+    >>> one_hot_weights(torch.tensor([[0.1, 0.9], [0.5, 0.5]])).tolist()
+    [[0.0, 1.0], [0.5, 0.5]]
+    """
+    nearest = (r == r.amax(dim=1, keepdim=True)).to(r.dtype)
+    return nearest / nearest.sum(1, keepdim=True)
+
+
+class _Projected(Ready):
+    """Scores under the backbones that the clients made their matrices with: the server's models before this round's merge."""
+
+    def __init__(self, scene: Scene):
+        if scene.task is None or scene.server is None:
+            raise FedstillError("projection weights need the model that the clients extracted their features with")
+        self.task, self.server, self.replies = scene.task, scene.server, scene.replies
+        self.options = Projection.model_validate(dict(scene.options))
+
+    def scores(self, samples: Samples) -> Tensor:
+        """``r`` (n, clients); clients of one prototype share one pass of the backbone."""
+        backbones = [r.prototype if r.prototype in self.server.models else self.task.student for r in self.replies]
+        found: Tensor | None = None
+        for prototype in dict.fromkeys(backbones):
+            network = self.task.load(prototype, self.server.models[prototype], role="backbone")
+            z = apply(network.features, network, samples)
+            mine = [k for k, name in enumerate(backbones) if name == prototype]
+            if found is None:
+                found = z.new_empty(len(z), len(self.replies))
+            found[:, mine] = proximity(z, [self.replies[k].part("projection") for k in mine])
+        assert found is not None, "an ensemble needs a teacher"
+        return found
+
+
+@register("projection", report="projection", options=Projection, summary="the same as soft")
+@register(
+    "soft", report="projection", options=Projection, summary="by the sample's nearness to each client's subspace (FedD3A Eq. 6)"
+)
+class Soft(_Projected):
+    """FedD3A-soft."""
+
+    def weights(self, samples: Samples) -> Tensor:
+        """Eq. 6."""
+        return soft_weights(self.scores(samples), unbiased=self.options.unbiased, temperature=self.options.temperature)
+
+
+@register("onehot", report="projection", options=Projection, summary="only the client whose subspace is nearest (FedD3A-onehot)")
+class OneHot(_Projected):
+    """FedD3A-onehot."""
+
+    def weights(self, samples: Samples) -> Tensor:
+        """One teacher a sample."""
+        return one_hot_weights(self.scores(samples))
