@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedstill.errors import FedstillError
 
-__all__ = ["image_shape", "png_grid", "stack_images"]
+__all__ = ["image_shape", "png_grid", "resized", "stack_images"]
 
 _GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
 
@@ -44,6 +45,29 @@ def stack_images(images: Iterable[Image.Image], count: int, shape: tuple[int, in
         except OSError as error:
             raise FedstillError(f"image {number} of '{name}' cannot be decoded: {error}") from error
     return torch.from_numpy(out).permute(0, 3, 1, 2).contiguous()
+
+
+def resized(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """A batch of uint8 images (n, channels, height, width) brought to another ``shape``, as :func:`stack_images` would.
+
+    >>> grey = torch.full((1, 1, 4, 4), 9, dtype=torch.uint8)
+    >>> made = resized(grey, (3, 2, 2))
+    >>> tuple(made.shape), made.unique().tolist(), resized(grey, (1, 4, 4)) is grey
+    ((1, 3, 2, 2), [9], True)
+    """
+    if tuple(x.shape[1:]) == tuple(shape):
+        return x
+    channels, height, width = shape
+    if x.shape[1] == 3 and channels == 1:
+        luma = torch.tensor([0.299, 0.587, 0.114], device=x.device).view(1, 3, 1, 1)
+        x = (x.float() * luma).sum(1, keepdim=True).round().to(torch.uint8)
+    elif x.shape[1] == 1 and channels == 3:
+        x = x.expand(-1, 3, -1, -1)
+    elif x.shape[1] != channels:
+        raise FedstillError(f"images of {x.shape[1]} channels cannot become images of {channels}")
+    if x.shape[2:] != (height, width):
+        x = F.interpolate(x.float(), (height, width), mode="bilinear", antialias=True).round().clamp(0, 255).to(torch.uint8)
+    return x
 
 
 def _pixels(image: Image.Image, channels: int, height: int, width: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from fedstill.fusion.teacher import Teacher
 from fedstill.fusion.weighting import Ready, Scored, Voting, Weighting
 from fedstill.models.network import Network
 
-__all__ = ["Space", "Table", "ensemble_table"]
+__all__ = ["Space", "Table", "ensemble_table", "spread"]
 
 Space = Literal["logits", "probabilities", "losses"]
 
@@ -56,11 +56,19 @@ def ensemble_table(
     * ``losses``: the target whose divergence has the same gradient as the weighted mean of the divergences to each teacher.
       For KL(teacher || student) that is the mean of probabilities, for KL(student || teacher) their normalised geometric
       mean, which is the mean of logits: no separate pass is needed.
+
+    Where teachers know different classes (``Teacher.places``), each is silent on those it does not know: class ``c`` gets
+    ``K / K_c`` times the weighted sum of probabilities, ``K_c`` being the number of teachers that know it, and rows are
+    normalised again. With equal weights that is the mean over the teachers that know the class.
     """
     if space == "losses":
         space = "probabilities" if direction == "forward" else "logits"
+    heard = _heard(teachers)
+    silent = heard is not None and bool((heard < len(teachers)).any())
+    if silent and space == "logits" and not isinstance(weighting, Voting):
+        raise FedstillError("teachers that know different classes can be combined by their probabilities, not by their logits")
     if isinstance(weighting, Voting):
-        return _voted(teachers, samples, weighting, temperature, batch_size, progress)
+        return _voted(teachers, samples, weighting, temperature, batch_size, progress, heard)
     ready = weighting.weights(samples) if isinstance(weighting, Ready) else None
     total: Tensor | None = None
     columns: list[Tensor] = []
@@ -73,6 +81,8 @@ def ensemble_table(
             spoken, score = apply(network, network, samples, batch_size), ready[:, k]
         if space == "probabilities":
             spoken = (spoken / temperature).softmax(1)
+        if teacher.places is not None and heard is not None:
+            spoken = spread(spoken, teacher.places, len(heard), 0.0)
         score = score.to(spoken.device, spoken.dtype)
         total = spoken * score[:, None] if total is None else total.addcmul_(spoken, score[:, None])
         columns.append(score)
@@ -90,8 +100,31 @@ def ensemble_table(
         total, weights = total / mass.where(known, 1), weights / mass.where(known, 1)
         if space == "probabilities":
             total = torch.where(known, total, 1 / total.shape[1])
+    if silent and heard is not None:
+        total = total * (len(teachers) / heard.to(total.device, total.dtype))
+        total = total / total.sum(1, keepdim=True)
     targets = total if space == "probabilities" else (total / temperature).softmax(1)
     return Table(targets, weights, sample_weight)
+
+
+def spread(spoken: Tensor, places: Sequence[int], classes: int, silence: float) -> Tensor:
+    """What a teacher says of its own classes, put where the ensemble has them; ``silence`` on all others.
+
+    >>> spread(torch.tensor([[0.7, 0.3]]), (2, 0), 3, 0.0)
+    tensor([[0.3000, 0.0000, 0.7000]])
+    """
+    if spoken.shape[1] != len(places):
+        raise FedstillError(f"a teacher of {len(places)} classes has {spoken.shape[1]} outputs")
+    return spoken.new_full((len(spoken), classes), silence).index_copy_(1, torch.tensor(places, device=spoken.device), spoken)
+
+
+def _heard(teachers: Sequence[Teacher]) -> Tensor | None:
+    """How many teachers know each class; None where all know all, in the same order."""
+    places = [teacher.places for teacher in teachers]
+    if all(known is None for known in places):
+        return None
+    assert all(known is not None for known in places), "either all teachers say which classes they know, or none does"
+    return torch.bincount(torch.tensor([place for known in places if known is not None for place in known]))
 
 
 def _with_scores(network: Network, weighting: Scored, k: int, samples: Samples, batch_size: int) -> tuple[Tensor, Tensor]:
@@ -110,6 +143,7 @@ def _voted(
     temperature: float,
     batch_size: int,
     progress: Callable[[int, int], None],
+    heard: Tensor | None,
 ) -> Table:
     """A vote needs every teacher's word on a sample at once: the words are spooled to a file and read back in slices."""
     n = len(samples)
@@ -120,6 +154,8 @@ def _voted(
             network = teacher.load()
             logits = apply(network, network, samples, batch_size)
             device = logits.device
+            if teacher.places is not None and heard is not None:
+                logits = spread(logits, teacher.places, len(heard), -torch.inf)
             if spool is None:
                 spool = np.memmap(file, np.float32, "w+", shape=(len(teachers), n, logits.shape[1]))
             spool[k] = logits.float().cpu().numpy()

@@ -18,11 +18,15 @@ __all__ = ["Teacher", "teacher_from", "teachers_of"]
 
 @dataclass(frozen=True)
 class Teacher:
-    """One member of an ensemble; ``load`` brings its network, which may be the same object for the next teacher."""
+    """One member of an ensemble; ``load`` brings its network, which may be the same object for the next teacher.
+
+    A teacher that does not know every class says in ``places`` which of the ensemble's classes each of its outputs is.
+    """
 
     name: str
     load: Callable[[], Network] = field(repr=False)
     reply: Reply | None = None
+    places: tuple[int, ...] | None = None
 
 
 def teachers_of(task: Task, replies: Sequence[Reply]) -> list[Teacher]:

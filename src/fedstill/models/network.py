@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
+from fedstill.data.images import resized
 from fedstill.data.samples import normalise
 
 __all__ = ["Architecture", "Network"]
@@ -31,9 +33,12 @@ class Network(nn.Module):
     head: nn.Module
     mean: float | Sequence[float] = 0.5  # how raw images become inputs
     std: float | Sequence[float] = 0.5
+    input_shape: tuple[int, ...] | None = None  # the images it was trained on, where others are to be made like them
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Raw samples as this network's inputs: uint8 images are scaled, floats and token ids pass."""
+        """Raw samples as this network's inputs: uint8 images are resized and scaled, floats and token ids pass."""
+        if self.input_shape is not None and x.dtype == torch.uint8:
+            x = resized(x, self.input_shape)
         return normalise(x, self.mean, self.std)
 
     def __init__(self) -> None:
