@@ -74,15 +74,16 @@ def load_domains(
     seed: int = 0,
     text: TextOptions | None = None,
     cache: str | Path | None = None,
-    classes: Literal["same", "union"] = "same",
+    classes: Literal["same", "union", "position"] = "same",
     unlabelled: Collection[str] = (),
 ) -> dict[str, Domain]:
     """Load several domains in one common shape, with one common list of classes.
 
     ``sources`` is a list, or a mapping from domain names to sources. Images take the size of the first domain and three
     channels if any domain has colour, unless told otherwise. Labels are aligned by the classes' names; domains whose
-    names differ are refused, or with ``classes="union"`` all get the union. The domains named in ``unlabelled`` are
-    used for their inputs alone, so their classes need not agree.
+    names differ are refused, or with ``classes="union"`` all get the union; with ``"position"`` class i of every domain is
+    class i of the first whatever its name, which makes an unrelated data set a useless source on purpose. The domains
+    named in ``unlabelled`` are used for their inputs alone, so their classes need not agree.
 
     >>> import tempfile
     >>> pair = load_domains(["embedded:mnist", "embedded:blended"], cache=tempfile.mkdtemp())
@@ -200,7 +201,7 @@ def _limited(domain: Domain, limit: int | None, test_limit: int | None, seed: in
     return Domain(domain.name, parts[0], parts[1], domain.classes)
 
 
-def _align(domains: dict[str, Domain], classes: Literal["same", "union"]) -> dict[str, Domain]:
+def _align(domains: dict[str, Domain], classes: Literal["same", "union", "position"]) -> dict[str, Domain]:
     """One list of classes for all labelled domains, and labels that count along it."""
     labelled = {name: domain for name, domain in domains.items() if domain.classes}
     if not labelled:
@@ -208,7 +209,11 @@ def _align(domains: dict[str, Domain], classes: Literal["same", "union"]) -> dic
     first = next(iter(labelled))
     common = list(labelled[first].classes)
     for name, domain in labelled.items():
-        if classes == "union":
+        if classes == "position":
+            if len(domain.classes) > len(common):
+                raise FedstillError(f"domain '{name}' has {len(domain.classes)} classes, '{first}' only {len(common)}")
+            domains = {**domains, name: Domain(name, domain.train, domain.test, tuple(common[: len(domain.classes)]))}
+        elif classes == "union":
             common += [c for c in domain.classes if c not in common]
         elif set(domain.classes) != set(common):
             odd = sorted(set(domain.classes) ^ set(common))

@@ -57,7 +57,9 @@ class Data(Part):
     test_limit: Positive | None = None
     mean: float | list[float] = 0.5
     std: float | list[float] = 0.5
-    classes: Literal["same", "union"] = "same"
+    classes: Literal["same", "union", "position"] = (
+        "same"  # position: class i is class i whatever it is called (a useless source)
+    )
     text: TextPart | None = None
     poison: Poison | None = None
 
