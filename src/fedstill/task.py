@@ -270,16 +270,7 @@ class Task:
         """The process's one network of this architecture (one more for each ``role``), weights as last left."""
         key = (prototype, role)
         if key not in self._networks:
-            model = self.config.model
-            network = build(
-                prototype,
-                classes=len(self.classes),
-                shape=self.shape,
-                norm=model.norm,
-                seed=subseed(self.seed, "init", prototype),
-                weights=model.weights,
-                **model.options,
-            )
+            network = self._build(prototype)
             network.mean, network.std = self.config.data.mean, self.config.data.std
             self._networks[key] = network.to(self.device)
         return self._networks[key]
@@ -292,25 +283,28 @@ class Task:
                 tensor.copy_(state[name])
         return network
 
+    def _build(self, prototype: str, *purpose: object) -> Network:
+        model = self.config.model
+        return build(
+            prototype,
+            classes=len(self.classes),
+            shape=self.shape,
+            norm=model.norm,
+            seed=subseed(self.seed, "init", prototype, *purpose),
+            weights=model.weights,
+            **model.options,
+        )
+
     @cached_property
-    def _initial(self) -> dict[str, State]:
+    def _initial(self) -> dict[tuple[object, ...], State]:
         return {}
 
-    def initial(self, prototype: str) -> State:
-        """The initial weights of an architecture: a function of the seed alone."""
-        if prototype not in self._initial:
-            model = self.config.model
-            network = build(
-                prototype,
-                classes=len(self.classes),
-                shape=self.shape,
-                norm=model.norm,
-                seed=subseed(self.seed, "init", prototype),
-                weights=model.weights,
-                **model.options,
-            )
-            self._initial[prototype] = clone(network.state_dict())
-        return clone(self._initial[prototype])
+    def initial(self, prototype: str, *purpose: object) -> State:
+        """The initial weights of an architecture: a function of the seed alone, and of ``purpose`` for further ones."""
+        key = (prototype, *purpose)
+        if key not in self._initial:
+            self._initial[key] = clone(self._build(prototype, *purpose).state_dict())
+        return clone(self._initial[key])
 
     def template(self, prototype: str) -> State:
         """Names, shapes and types of an architecture's state."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+from torch.nn import functional as F
 
 from fedstill.algorithm import Client
 from fedstill.local.fit import Term, fit, learning_rate
@@ -11,10 +14,16 @@ from fedstill.message import Message, State, clone
 __all__ = ["local_update"]
 
 
-def local_update(message: Message, client: Client, terms: Sequence[Term] = (), start: State | None = None) -> Message:
+def local_update(
+    message: Message,
+    client: Client,
+    terms: Sequence[Term] = (),
+    start: State | None = None,
+    base_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+) -> Message:
     """Train from ``start`` (the message's model by default) on the client's data and reply with the weights."""
     config = client.task.config
     network = client.task.load(client.prototype, message.group("model") if start is None else start)
     rate = learning_rate(config.local.optimizer.lr, config.local.schedule, client.round, config.rounds)
-    done = fit(network, client.data, config.local, rng=client.rng("fit"), lr=rate, terms=terms)
+    done = fit(network, client.data, config.local, rng=client.rng("fit"), lr=rate, terms=terms, base_loss=base_loss)
     return Message.of(model=clone(network.state_dict()), samples=len(client.data), loss=done.loss)
