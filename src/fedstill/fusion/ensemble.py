@@ -4,8 +4,9 @@ teacher, however many there are; the table is computed once a round and the stud
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +21,7 @@ from fedstill.fusion.teacher import Teacher
 from fedstill.fusion.weighting import Ready, Scored, Voting, Weighting
 from fedstill.models.network import Network
 
-__all__ = ["Space", "Table", "ensemble_table", "spread"]
+__all__ = ["Space", "Table", "Words", "ensemble_table", "spread", "words_of"]
 
 Space = Literal["logits", "probabilities", "losses"]
 
@@ -136,6 +137,51 @@ def _with_scores(network: Network, weighting: Scored, k: int, samples: Samples, 
     return answers[:, :-1], answers[:, -1]
 
 
+@dataclass(frozen=True)
+class Words:
+    """All teachers' logits on all samples, spooled to a file: (teachers, n, classes)."""
+
+    spool: np.memmap
+    device: torch.device
+
+    def slices(self, size: int = BATCH) -> Iterator[Tensor]:
+        """The logits (teachers, b, classes) of ``size`` samples after another."""
+        for i in range(0, self.spool.shape[1], size):
+            yield torch.from_numpy(np.array(self.spool[:, i : i + size])).to(self.device)
+
+
+@contextlib.contextmanager
+def words_of(
+    teachers: Sequence[Teacher],
+    samples: Samples,
+    *,
+    speak: Callable[[int, Network, Samples], Tensor] | None = None,
+    batch_size: int = BATCH,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    heard: Tensor | None = None,
+) -> Iterator[Words]:
+    """What every teacher says about every sample, for those who must hear all at once, in the memory of one teacher.
+
+    ``speak(k, network, samples)`` gives teacher ``k``'s logits where they are not simply its predictions; ``heard``
+    has an entry a class where teachers know only some of them.
+    """
+    with tempfile.TemporaryFile() as file:
+        spool: np.memmap | None = None
+        device = torch.device("cpu")
+        for k, teacher in enumerate(teachers):
+            network = teacher.load()
+            logits = speak(k, network, samples) if speak is not None else apply(network, network, samples, batch_size)
+            device = logits.device
+            if teacher.places is not None and heard is not None:
+                logits = spread(logits, teacher.places, len(heard), -torch.inf)
+            if spool is None:
+                spool = np.memmap(file, np.float32, "w+", shape=(len(teachers), *logits.shape))
+            spool[k] = logits.float().cpu().numpy()
+            progress(k + 1, len(teachers))
+        assert spool is not None, "an ensemble needs a teacher"
+        yield Words(spool, device)
+
+
 def _voted(
     teachers: Sequence[Teacher],
     samples: Samples,
@@ -145,26 +191,9 @@ def _voted(
     progress: Callable[[int, int], None],
     heard: Tensor | None,
 ) -> Table:
-    """A vote needs every teacher's word on a sample at once: the words are spooled to a file and read back in slices."""
-    n = len(samples)
-    with tempfile.TemporaryFile() as file:
-        spool: np.memmap | None = None
-        device = None
-        for k, teacher in enumerate(teachers):
-            network = teacher.load()
-            logits = apply(network, network, samples, batch_size)
-            device = logits.device
-            if teacher.places is not None and heard is not None:
-                logits = spread(logits, teacher.places, len(heard), -torch.inf)
-            if spool is None:
-                spool = np.memmap(file, np.float32, "w+", shape=(len(teachers), n, logits.shape[1]))
-            spool[k] = logits.float().cpu().numpy()
-            progress(k + 1, len(teachers))
-        assert spool is not None, "an ensemble needs a teacher"
-        slices = [
-            weighting.vote(torch.from_numpy(np.array(spool[:, i : i + batch_size])).to(device) / temperature)
-            for i in range(0, n, batch_size)
-        ]
+    """A vote needs every teacher's word on a sample at once."""
+    with words_of(teachers, samples, batch_size=batch_size, progress=progress, heard=heard) as words:
+        slices = [weighting.vote(logits / temperature) for logits in words.slices(batch_size)]
     counted = [part.sample_weight for part in slices]
     return Table(
         torch.cat([part.targets for part in slices]),

@@ -45,17 +45,23 @@ def register(name: str) -> Callable[[Merge], Merge]:
     return add
 
 
+def _load_all() -> None:
+    import fedstill.fusion.contributions  # noqa: F401  (members register themselves)
+
+
 def merges() -> list[str]:
     """The names of the common set.
 
     >>> "examples" in merges()
     True
     """
+    _load_all()
     return sorted(_MERGES)
 
 
 def make_merge(name: str) -> Merge:
     """The merge called ``name``."""
+    _load_all()
     if name not in _MERGES:
         raise unknown("merge", name, _MERGES)
     return _MERGES[name]

@@ -1,0 +1,41 @@
+"""The knowledge vote as a weighting: a sample's teachers are the sources that support its consensus class."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from fedstill.fusion.vote import Gate, Variant, knowledge_vote
+from fedstill.fusion.weighting import Ballot, Scene, Voting, register
+from fedstill.options import Part
+from fedstill.run.config import validated
+
+__all__ = ["KnowledgeVote", "VoteOptions"]
+
+
+class VoteOptions(Part):
+    """``weighting_options`` of ``vote``; the defaults are KDCL's."""
+
+    gate: Gate = Gate()
+    variant: Variant = "kdcl"
+    knowledge: Literal["soft", "hard"] = "soft"  # the supporters' mean prediction, or the consensus class alone
+    count: Literal["mask", "support"] = "mask"  # a sample with supporters counts once, or as often as it has supporters
+
+
+@register("vote", summary="the sources that support the consensus class, confidently (KDCL, KD3A)")
+class KnowledgeVote(Voting):
+    """Only confident teachers that agree are heard; a sample without any teaches nothing."""
+
+    def __init__(self, scene: Scene):
+        self.options: VoteOptions = validated(VoteOptions, scene.options, "algorithm.weighting_options")
+        self.gate = self.options.gate.at(scene.round, scene.rounds)
+
+    def vote(self, logits: Tensor) -> Ballot:
+        """The vote's knowledge; where nobody supports anything all teachers are shown alike, and the sample counts 0."""
+        vote = knowledge_vote(logits.softmax(2), self.gate, variant=self.options.variant)
+        used = vote.support > 0
+        members = vote.supporters | ~used[:, None]
+        targets = vote.hard() if self.options.knowledge == "hard" else vote.knowledge
+        count = used.to(logits.dtype) if self.options.count == "mask" else vote.support
+        return Ballot(targets, members / members.sum(1, keepdim=True), count)
