@@ -1,0 +1,136 @@
+"""FedAvg beside a bare PyTorch loop that takes the same SGD steps: the engine's overhead, as a ratio.
+
+    python benchmarks/fedavg.py --data DIR [--repeat 5] [--only mnist-cnn]
+
+Both are warmed up (the first optimiser of a process imports half of torch), take turns, and the median counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch.nn import functional as F
+
+from fedstill.algorithms import create
+from fedstill.engine.inprocess import InProcess
+from fedstill.fusion.merge import weighted_sum
+from fedstill.run.config import Config, parse
+from fedstill.run.loop import drive, sample_clients, threads
+from fedstill.task import Task
+
+SETTINGS = {
+    "mnist-cnn": {"domain": "mnist", "model": "cnn", "size": 28},
+    "cifar10-resnet8": {"domain": "cifar10", "model": "resnet8", "size": 32, "limit": 8000},
+}
+
+
+def configuration(data: str | None, domain: str, model: str, size: int, rounds: int, limit: int = 10_000) -> Config:
+    """20 clients, 8 a round, batch 32, one epoch."""
+    return parse(
+        {
+            "rounds": rounds,
+            "data": {
+                "domains": [domain if data else "embedded:mnist"],
+                **({"root": data} if data else {}),
+                "limit": limit,
+                "test_limit": 100,
+                "image_size": size,
+            },
+            "clients": {"per_domain": 20, "per_round": 8},
+            "model": {"name": model},
+            "local": {"epochs": 1, "batch_size": 32, "optimizer": {"lr": 0.05}},
+            "evaluation": {"every": 1000},
+        }
+    )
+
+
+def bare(task: Task, rounds: int) -> float:
+    """The same steps with nothing around them: normalised tensors in memory, one network, weights copied in and averaged."""
+    network = task.network(task.student)
+    data = {i: task.data_of(i) for i in task.clients}
+    whole = {i: (network.normalise(d.x), d.y) for i, d in data.items()}
+    state = task.initial(task.student)
+    rng = torch.Generator().manual_seed(0)
+    clock = time.perf_counter()
+    for number in range(1, rounds + 1):
+        replies, counts = [], []
+        for client in sample_clients(list(task.clients), 8, 0, number):
+            x, y = whole[client]
+            network.load_state_dict(state)
+            network.train()
+            optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+            for index in torch.randperm(len(x), generator=rng).split(32):
+                optimizer.zero_grad()
+                F.cross_entropy(network(x[index]), y[index]).backward()
+                optimizer.step()
+            replies.append({k: t.clone() for k, t in network.state_dict().items()})
+            counts.append(len(x))
+        state = weighted_sum(replies, [c / sum(counts) for c in counts])
+    return time.perf_counter() - clock
+
+
+class Ours:
+    """Our engine, kept alive so that starting workers is not part of the time."""
+
+    def __init__(self, config: Config, workers: int, count: int):
+        self.algorithm = create(Task(config))
+        self.count = count
+        self.folder = Path(tempfile.mkdtemp())
+        with threads(count):
+            self.engine = InProcess(self.algorithm, self.folder, workers=workers, threads=count)
+        self.number = 0
+
+    def run(self) -> tuple[float, dict[str, float]]:
+        """Seconds of a whole run with its history and checkpoints, and where they went."""
+        self.number += 1
+        with threads(self.count):
+            clock = time.perf_counter()
+            result = drive(self.algorithm, self.engine, self.folder / str(self.number))
+            total = time.perf_counter() - clock
+        parts = {p: sum(line["seconds"][p] for line in result.history) for p in ("train", "fuse", "evaluate")}
+        return total, {**parts, "rest": total - sum(parts.values())}
+
+
+def main() -> None:
+    """Print the ratios."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--data", help="the folder of data sets; embedded digits without it")
+    options.add_argument("--repeat", type=int, default=5)
+    options.add_argument("--rounds", type=int, default=10)
+    options.add_argument("--only", choices=list(SETTINGS))
+    given = options.parse_args()
+    for name, setting in SETTINGS.items():
+        if given.only not in (None, name) or (not given.data and name != "mnist-cnn"):
+            continue
+        config = configuration(given.data, rounds=given.rounds, **setting)  # type: ignore[arg-type]
+        task = Task(config)
+        with contextlib.ExitStack() as stack:
+            kinds = {"one process, 2 threads": Ours(config, 0, 2), "two workers, 1 thread each": Ours(config, 2, 1)}
+            for ours in kinds.values():
+                stack.callback(ours.engine.close)
+                ours.run()
+            times: dict[str, list[float]] = {"bare": [], **{kind: [] for kind in kinds}}
+            spent: dict[str, dict[str, float]] = {}
+            with threads(2):
+                bare(task, 1)
+            for _ in range(given.repeat):
+                with threads(2):
+                    times["bare"].append(bare(task, given.rounds))
+                for kind, ours in kinds.items():
+                    seconds, spent[kind] = ours.run()
+                    times[kind].append(seconds)
+        base = median(times["bare"])
+        print(f"{name}: bare loop with 2 threads {base:.2f} s (of {', '.join(f'{t:.2f}' for t in times['bare'])})")
+        for kind in kinds:
+            parts = ", ".join(f"{part} {value:.2f}" for part, value in spent[kind].items())
+            print(f"  {kind}: {median(times[kind]) / base:.2f} of it ({median(times[kind]):.2f} s; last run: {parts})")
+
+
+if __name__ == "__main__":
+    main()

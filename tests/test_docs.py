@@ -1,0 +1,46 @@
+"""The documentation's examples run, and the list of options is the code's own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fedstill.run.presets import resolve
+from fedstill.run.reference import reference
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(language):
+    pattern = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    return [pytest.param(text, id=f"{page.stem}-{i}") for page in PAGES for i, text in enumerate(pattern.findall(page.read_text()))]
+
+
+@pytest.mark.parametrize("text", blocks("toml"))
+def test_toml_examples_are_valid_configurations(text):
+    import tomllib
+
+    tree = tomllib.loads(text)
+    if "data" in tree:
+        resolve(tree)
+
+
+@pytest.mark.parametrize("text", blocks("python"))
+def test_python_examples_run(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(text, "example", "exec"), {"__name__": "example"})
+
+
+def test_configuration_page_lists_every_option():
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert page.split("<!-- options -->")[1].strip() == reference().strip(), "run: python -m fedstill.run.reference"
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
