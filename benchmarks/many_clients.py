@@ -65,9 +65,8 @@ def main() -> None:
         run_here(given.run, given.data)
         return
     few, many = measured(20, given.data), measured(1000, given.data)
-    print(
-        f"peak memory: 20 clients {few['peak_mb']:.0f} MB, 1000 clients {many['peak_mb']:.0f} MB, ratio {many['peak_mb'] / few['peak_mb']:.3f}"
-    )
+    ratio = many["peak_mb"] / few["peak_mb"]
+    print(f"peak memory: 20 clients {few['peak_mb']:.0f} MB, 1000 clients {many['peak_mb']:.0f} MB, ratio {ratio:.3f}")
 
 
 if __name__ == "__main__":

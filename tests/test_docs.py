@@ -16,7 +16,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 def blocks(language):
     pattern = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
-    return [pytest.param(text, id=f"{page.stem}-{i}") for page in PAGES for i, text in enumerate(pattern.findall(page.read_text()))]
+    return [
+        pytest.param(text, id=f"{page.stem}-{i}") for page in PAGES for i, text in enumerate(pattern.findall(page.read_text()))
+    ]
 
 
 @pytest.mark.parametrize("text", blocks("toml"))

@@ -81,7 +81,7 @@ def reference() -> str:
         else:
             parts += rows(inner, f"{name}.")
     for name, kind in algorithms().items():
-        parts += ["", f"## {kind.title}: `algorithm.name = \"{name}\"`", "", f"{kind.paper}. {first_line(kind)}", ""]
+        parts += ["", f'## {kind.title}: `algorithm.name = "{name}"`', "", f"{kind.paper}. {first_line(kind)}", ""]
         found = rows(kind.Options, "algorithm.")
         parts += [head, *found] if found else ["No options."]
     parts += ["", "## Weightings", "", "How much each teacher counts for each sample: `algorithm.weighting`.", ""]
