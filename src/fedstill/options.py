@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["Part", "Positive"]
+__all__ = ["Part", "Positive", "laid_over"]
 
 Positive = Annotated[int, Field(ge=1)]
 
 
 class Part(BaseModel):
-    """A table of the configuration."""
+    """A table of the configuration.
+
+    A nested table that is given in part keeps the other keys as this table's own default has them, not as its kind has them:
+
+    >>> class Inner(Part):
+    ...     steps: int = 10
+    ...     size: int = 1
+    >>> class Outer(Part):
+    ...     inner: Inner = Inner(steps=5)
+    >>> Outer.model_validate({"inner": {"size": 3}}).inner
+    Inner(steps=5, size=3)
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_defaults(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        nested = {name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Part)}
+        over = {
+            name: laid_over(default.model_dump(), given[name])
+            for name, default in nested.items()
+            if isinstance(given.get(name), Mapping)
+        }
+        return {**given, **over}
+
+def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Two trees, the second winning, tables merged key by key.
+
+    >>> laid_over({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
+    {'a': {'x': 1, 'y': 3}}
+    """
+    result = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = laid_over(result[key], value) if both else value
+    return result

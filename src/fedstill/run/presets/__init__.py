@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.errors import FedstillError, unknown
+from fedstill.options import laid_over
 from fedstill.run.config import Config, parse, read, settings
 
 __all__ = ["configuration", "presets", "tree_of"]
@@ -57,16 +58,3 @@ def _named(tree: Mapping[str, Any]) -> str | None:
     table = tree.get("algorithm")
     name = table.get("name") if isinstance(table, dict) else None
     return name if isinstance(name, str) else None
-
-
-def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Two trees, the second winning, tables merged key by key.
-
-    >>> laid_over({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
-    {'a': {'x': 1, 'y': 3}}
-    """
-    result = dict(under)
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = laid_over(result[key], value) if both else value
-    return result
