@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
 from fedstill.fusion.ensemble import Space
+from fedstill.fusion.merge import MergeName
 from fedstill.fusion.options import Distillation
 from fedstill.local.fit import learning_rate
 from fedstill.local.options import Optimizer, Schedule
@@ -26,7 +27,7 @@ __all__ = ["FedD3A", "FedD3AOptions"]
 class FedD3AOptions(FedDFOptions):
     """The paper's values, where it gives them."""
 
-    merge: str = "uniform"  # "Average(...)" in Algorithm 1
+    merge: MergeName = "uniform"  # "Average(...)" in Algorithm 1
     weighting: str = "soft"  # Eq. 6; Table 1 has onehot, avg and random besides
     weighting_options: Projection = Projection()  # type: ignore[assignment]
     ensemble: Space = "probabilities"  # Eq. 7
