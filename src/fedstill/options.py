@@ -41,6 +41,7 @@ class Part(BaseModel):
         }
         return {**given, **over}
 
+
 def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Two trees, the second winning, tables merged key by key.
 
