@@ -46,7 +46,8 @@ def register(name: str) -> Callable[[Merge], Merge]:
 
 
 def _load_all() -> None:
-    import fedstill.fusion.contributions  # noqa: F401  (members register themselves)
+    import fedstill.fusion.contributions
+    import fedstill.fusion.matching  # noqa: F401  (members register themselves)
 
 
 def merges() -> list[str]:
