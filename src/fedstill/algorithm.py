@@ -224,11 +224,15 @@ class Algorithm:
         from fedstill.fusion.predict import accuracy
 
         scores = {
-            name: {domain: accuracy(self.task.load(name, state), test) for domain, test in self.task.tests.items()}
+            name: {domain: accuracy(self.loaded(name, state), test) for domain, test in self.task.tests.items()}
             for name, state in server.models.items()
         }
         domains = {domain: fmean(by[domain] for by in scores.values()) for domain in self.task.tests}
         return Scores(domains, {name: fmean(by.values()) for name, by in scores.items()})
+
+    def loaded(self, prototype: str, state: State) -> Network:
+        """The network that a server's model is: of the architecture's own shape, unless a system changes it."""
+        return self.task.load(prototype, state)
 
     @cached_property
     def local(self) -> Any:

@@ -55,8 +55,8 @@ def test_the_matched_average_of_permuted_copies_is_the_original_function(name):
     for state, _ in copies:  # each copy is the same function
         assert torch.allclose(resized(network, state)(x), network(x), atol=1e-5)
     for layer in range(len(layers_of(network)) - 1):  # one permutation up to the common order of the global neurons
-        places = [torch.empty_like(order).scatter(0, order, own[layer]) for (_, order_of), own in zip(copies, assignments)
-                  for order in [order_of[layer]]]
+        orders = [order[layer] for _, order in copies]
+        places = [torch.empty_like(order).scatter(0, order, own[layer]) for order, own in zip(orders, assignments, strict=True)]
         assert all(torch.equal(place, places[0]) for place in places)
     assert torch.allclose(resized(network, found)(x), network(x), atol=1e-5)
     plain = weighted_sum(states, [1 / 3] * 3)
@@ -111,7 +111,9 @@ def test_a_network_grows_and_still_gives_every_client_its_own_slice():
 def test_inputs_follow_the_neurons_in_every_kind_of_layer():
     conv = torch.arange(2 * 2 * 3 * 3).float().reshape(2, 2, 3, 3)
     wide = spread(conv, torch.tensor([2, 0]), 3)
-    assert wide.shape == (2, 3, 3, 3) and torch.equal(wide[:, 2], conv[:, 0]) and not wide[:, 1].any()
+    assert wide.shape == (2, 3, 3, 3)
+    assert torch.equal(wide[:, 2], conv[:, 0])
+    assert not wide[:, 1].any()
     linear = torch.arange(8.0).reshape(1, 8)  # two channels of 2 x 2 behind a convolution
     assert spread(linear, torch.tensor([1, 0]), 2).tolist() == [[4, 5, 6, 7, 0, 1, 2, 3]]
 

@@ -46,6 +46,7 @@ __all__ = [
     "rows_of",
     "slice_of",
     "spread",
+    "spread_shape",
     "weighed_by_class",
 ]
 
@@ -96,9 +97,7 @@ def layers_of(network: Network) -> list[str]:
     for module in network.modules():
         if isinstance(module, NORMS):
             norm = type(module).__name__
-            raise FedstillError(
-                f"neurons behind a norm layer cannot be matched ({kind} has {norm}); set model.norm = 'none'"
-            )
+            raise FedstillError(f"neurons behind a norm layer cannot be matched ({kind} has {norm}); set model.norm = 'none'")
     if not isinstance(network.neck, nn.Identity):
         raise FedstillError("matching needs a network without projection or bottleneck")
     return [name for name, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
@@ -145,13 +144,23 @@ def spread(weight: Tensor, assignment: Tensor, atoms: int) -> Tensor:
     blocks = weight.reshape(len(weight), len(assignment), -1)
     full = blocks.new_zeros(len(weight), atoms, blocks.shape[2])
     full[:, assignment.to(weight.device)] = blocks
-    return full.reshape(len(weight), atoms, *weight.shape[2:]) if weight.dim() == 4 else full.flatten(1)
+    return full.reshape(spread_shape(weight.shape, len(assignment), atoms))
+
+
+def spread_shape(shape: Sequence[int], own: int, atoms: int) -> tuple[int, ...]:
+    """The shape of a weight with ``own`` inputs once it has ``atoms`` of them.
+
+    >>> spread_shape((8, 4, 3, 3), 4, 6), spread_shape((8, 40), 4, 6)
+    ((8, 6, 3, 3), (8, 60))
+    """
+    out, inputs, *kernel = shape
+    return (out, inputs // own * atoms, *kernel)
 
 
 def _taken(weight: Tensor, assignment: Tensor, atoms: int) -> Tensor:
     """The inverse of :func:`spread`: the inputs that a client has, in its own order."""
     blocks = weight.reshape(len(weight), atoms, -1)[:, assignment.to(weight.device)]
-    return blocks.reshape(len(weight), len(assignment), *weight.shape[2:]) if weight.dim() == 4 else blocks.flatten(1)
+    return blocks.reshape(spread_shape(weight.shape, atoms, len(assignment)))
 
 
 def match_rows(rows: Sequence[Tensor], options: Matching, rng: torch.Generator) -> Matched:
