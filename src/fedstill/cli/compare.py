@@ -69,7 +69,7 @@ def compare_runs(what: str, names: Sequence[str], seeds: Sequence[int], out: Pat
             shown.stop()
     runs = load_runs([out / name.replace(":", "_") / f"seed{seed}" for name, seed, _ in plans])
     rows = summarise(runs)
-    console.print(rich_table(rows))
+    console.print(rich_table(rows, console.width))
     atomic_write(out / "table.md", markdown(rows))
     atomic_write(out / "summary.json", to_json([run.summary for run in runs]) + "\n")
     from fedstill.report.page import build_page

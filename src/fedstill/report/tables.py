@@ -319,16 +319,45 @@ def _tex(text: str) -> str:
     return text.translate(_TEX)
 
 
-def rich_table(rows: Sequence[Row]) -> Table:
-    """The summary for a terminal, the best of each column in bold."""
+def rich_table(rows: Sequence[Row], width: int | None = None) -> Table:
+    """The summary for a terminal, the best of each column in bold. Where ``width`` characters are not enough, the columns
+    that matter least are left out and the caption says which."""
     from rich.text import Text
 
-    shown = columns(rows)
-    table = Table("method")
+    shown, left = _fitting(columns(rows), rows, width)
+    table = Table("method", caption=f"not shown here: {', '.join(left)}" if left else None)
     for column in shown:
-        table.add_column(column.title, justify="right")
+        table.add_column(_two_lines(column.title), justify="right")
     table.add_column("seeds", justify="right")
     for place, row in enumerate(rows):
         cells = [Text(c.cell(row), style="bold" if place in best_rows(c, rows) else "") for c in shown]
         table.add_row(Text(row.label), *cells, _seeds(row))
     return table
+
+
+def _two_lines(title: str) -> str:
+    """A title broken where its longer line is shortest.
+
+    >>> _two_lines("rounds to 80 %")
+    'rounds\\nto 80 %'
+    """
+    words = title.split()
+    ways = [(" ".join(words[:i]), " ".join(words[i:])) for i in range(1, len(words))]
+    return "\n".join(min(ways, key=lambda way: max(map(len, way)))) if ways else title
+
+
+def _fitting(every: list[Column], rows: Sequence[Row], width: int | None) -> tuple[list[Column], list[str]]:
+    """The columns that fit into ``width``, and the titles of those that do not."""
+    shown, left = list(every), list[str]()
+
+    def needed() -> int:
+        wide = [max(len(text) for text in (*_two_lines(c.title).split("\n"), *(c.cell(row) for row in rows))) for c in shown]
+        return max(6, *(len(row.label) for row in rows)) + sum(wide) + 3 * len(shown) + 3 + 8 + 1
+
+    for least in ("MB to", "best", "seconds", "rounds to", "MB", "%"):
+        while width is not None and rows and needed() > width and len(shown) > 1:
+            place = next((i for i in range(len(shown) - 1, 0, -1) if least in shown[i].title), None)
+            if place is None:
+                break
+            left.insert(0, shown.pop(place).title)
+    return shown, left
