@@ -89,6 +89,11 @@ class Task:
     @cached_property
     def domains(self) -> dict[str, Domain]:
         """Every domain that the configuration names, brought to one shape."""
+        if not self.config.data.domains:
+            raise FedstillError("data.domains is empty: only a federation whose nodes bring their own data can do without")
+        return self._loaded()
+
+    def _loaded(self) -> dict[str, Domain]:
         data = self.config.data
         text = TextOptions(**data.text.model_dump()) if data.text else None
         return load_domains(
@@ -101,8 +106,14 @@ class Task:
             seed=self.seed,
             text=text,
             classes=data.classes,
-            unlabelled=[name for name, source in self._names.items() if source not in data.domains and source != data.target],
+            unlabelled=self._unlabelled,
         )
+
+    @cached_property
+    def _unlabelled(self) -> frozenset[str]:
+        """The domains that only the pool is drawn from."""
+        data = self.config.data
+        return frozenset(name for name, source in self._names.items() if source not in (*data.domains, data.target))
 
     @cached_property
     def client_domains(self) -> list[str]:
@@ -185,6 +196,13 @@ class Task:
         count = round(poison.fraction * len(ids))
         drawn = numpy_stream(self.seed, "poison").permutation(len(ids))[:count]
         return frozenset(named | {ids[i] for i in drawn})
+
+    def counts(self, client: str) -> list[int] | None:
+        """How many samples of each class a client holds; None where the server is not told."""
+        info = self.clients[client]
+        labels = self.domains[info.domain].train.y
+        assert labels is not None
+        return torch.bincount(labels[torch.from_numpy(info.indices)], minlength=len(self.classes)).tolist()
 
     def data_of(self, client: str) -> Samples:
         """A client's training samples (with false labels where it is poisoned)."""

@@ -55,7 +55,9 @@ class Shown(Listener):
         self.total = config.rounds
         if self.who:
             held = records(task)["clients"]
-            console.print(who_holds_what([Holding(c["id"], c["domain"], c["counts"]) for c in held], task.classes))
+            holdings = [Holding(c["id"], c["domain"], c["counts"]) for c in held if c["counts"] is not None]
+            if holdings:
+                console.print(who_holds_what(holdings, task.classes))
             pool = f", pool of {len(task.pool)} from {', '.join(task.pool.domains)}" if task.pool else ""
             console.print(
                 f"{config.algorithm['name']} · {', '.join(task.prototypes)} · {len(task.clients)} clients · "

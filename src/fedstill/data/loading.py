@@ -18,8 +18,9 @@ from fedstill.data.sources import Raw, RawSplit, Source, find_source
 from fedstill.data.text import TextOptions, tokenize
 from fedstill.errors import FedstillError
 
-__all__ = ["load_domain", "load_domains"]
+__all__ = ["aligned", "common_classes", "load_domain", "load_domains"]
 
+Classes = Literal["same", "union", "position"]
 TEST_SHARE = 0.2  # held out, class by class, where a source has no test set
 
 
@@ -74,7 +75,7 @@ def load_domains(
     seed: int = 0,
     text: TextOptions | None = None,
     cache: str | Path | None = None,
-    classes: Literal["same", "union", "position"] = "same",
+    classes: Classes = "same",
     unlabelled: Collection[str] = (),
 ) -> dict[str, Domain]:
     """Load several domains in one common shape, with one common list of classes.
@@ -201,35 +202,45 @@ def _limited(domain: Domain, limit: int | None, test_limit: int | None, seed: in
     return Domain(domain.name, parts[0], parts[1], domain.classes)
 
 
-def _align(domains: dict[str, Domain], classes: Literal["same", "union", "position"]) -> dict[str, Domain]:
+def _align(domains: dict[str, Domain], classes: Classes) -> dict[str, Domain]:
     """One list of classes for all labelled domains, and labels that count along it."""
     labelled = {name: domain for name, domain in domains.items() if domain.classes}
     if not labelled:
         return domains
-    first = next(iter(labelled))
-    common = list(labelled[first].classes)
-    for name, domain in labelled.items():
+    target = common_classes({name: domain.classes for name, domain in labelled.items()}, classes)
+    return {name: aligned(domain, target, classes) if domain.classes else domain for name, domain in domains.items()}
+
+
+def common_classes(held: Mapping[str, Sequence[str]], classes: Classes) -> tuple[str, ...]:
+    """One list of classes for all: the first domain's, or with ``classes="union"`` every class that any domain has.
+
+    >>> common_classes({"a": ["cat", "dog"], "b": ["dog", "emu"]}, "union")
+    ('cat', 'dog', 'emu')
+    """
+    first = next(iter(held))
+    common = list(held[first])
+    for name, own in held.items():
         if classes == "position":
-            if len(domain.classes) > len(common):
-                raise FedstillError(f"domain '{name}' has {len(domain.classes)} classes, '{first}' only {len(common)}")
-            domains = {**domains, name: Domain(name, domain.train, domain.test, tuple(common[: len(domain.classes)]))}
+            if len(own) > len(common):
+                raise FedstillError(f"domain '{name}' has {len(own)} classes, '{first}' only {len(common)}")
         elif classes == "union":
-            common += [c for c in domain.classes if c not in common]
-        elif set(domain.classes) != set(common):
-            odd = sorted(set(domain.classes) ^ set(common))
+            common += [c for c in own if c not in common]
+        elif set(own) != set(common):
+            odd = sorted(set(own) ^ set(common))
             more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
             raise FedstillError(
                 f"domains '{first}' and '{name}' do not have the same classes: only one has {', '.join(odd[:5])}{more} "
                 "(classes = 'union' takes them all)"
             )
-    target = tuple(common)
-    return {name: _relabel(domain, target) if domain.classes else domain for name, domain in domains.items()}
+    return tuple(common)
 
 
-def _relabel(domain: Domain, target: tuple[str, ...]) -> Domain:
-    if domain.classes == target:
-        return domain
-    places = torch.tensor([target.index(c) for c in domain.classes])
+def aligned(domain: Domain, target: tuple[str, ...], classes: Classes) -> Domain:
+    """``domain`` with its labels counted along ``target``, which has all of its classes."""
+    own = target[: len(domain.classes)] if classes == "position" else domain.classes
+    if own == target:
+        return Domain(domain.name, domain.train, domain.test, target)
+    places = torch.tensor([target.index(c) for c in own])
 
     def moved(samples: Samples) -> Samples:
         return samples if samples.y is None else Samples(samples.x, places[samples.y])

@@ -10,42 +10,36 @@ from __future__ import annotations
 import json
 import os
 import queue
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import torch
 
 from fedstill.algorithm import Algorithm
-from fedstill.engine import Outcome
-from fedstill.engine.memory import Memory
+from fedstill.engine import Outcome, Spool
+from fedstill.engine.memory import Memory, Remembers
 from fedstill.fusion.norm import buffer_names
 from fedstill.local.poison import false_update
 from fedstill.message import Message
 from fedstill.streams import subseed
 
-__all__ = ["InProcess", "train_client"]
-
-IN_MEMORY = 64 << 20  # replies of a round beyond this many bytes are spooled to disk
+__all__ = ["InProcess", "reason_of", "received", "train_client"]
 
 
-def train_client(algorithm: Algorithm, client: str, round: int, phase: str, message: Message, memory: Memory) -> Message:
+def train_client(algorithm: Algorithm, client: str, round: int, phase: str, message: Message, memory: Remembers) -> Message:
     """One client's turn, the same on every engine: remember, train, keep what it wants to keep."""
     task = algorithm.task
     later = phase != algorithm.phases(round)[0]  # later phases of a round go on from what earlier ones kept
     before = memory.read(client, round + 1 if later else round)
     person = task.client(client, round, before)
-    local_buffers = task.config.model.buffers == "local" and "model" in algorithm.required(phase)
-    if local_buffers:
-        message = message.with_parts(model=before.group("buffers"))
+    local_buffers = keeps_buffers(algorithm, phase)
+    message = received(algorithm, message, before, phase)
     with torch.random.fork_rng(devices=[]):  # dropout and the like draw from torch's own generator
         torch.manual_seed(subseed(task.seed, "train", client, round, phase))
         reply = algorithm.train(message, person, phase)
@@ -56,6 +50,16 @@ def train_client(algorithm: Algorithm, client: str, round: int, phase: str, mess
     if person.memory is not before:
         memory.write(client, round, person.memory)
     return misbehave(algorithm, client, round, message, reply)
+
+
+def keeps_buffers(algorithm: Algorithm, phase: str) -> bool:
+    """Whether BatchNorm statistics stay with the clients."""
+    return algorithm.task.config.model.buffers == "local" and "model" in algorithm.required(phase)
+
+
+def received(algorithm: Algorithm, message: Message, kept: Message, phase: str) -> Message:
+    """``message`` as the client uses it: with its own BatchNorm statistics where those stay with the clients."""
+    return message.with_parts(model=kept.group("buffers")) if keeps_buffers(algorithm, phase) else message
 
 
 def misbehave(algorithm: Algorithm, client: str, round: int, message: Message, reply: Message) -> Message:
@@ -80,22 +84,19 @@ class InProcess:
         self.memory = Memory(folder / "clients")
         self.timeout = timeout
         self.threads = threads
-        self.scratch = Path(tempfile.mkdtemp(prefix="fedstill-"))
+        self.spool = Spool()
         self.log = folder / "errors.log"  # what clients failed with, in full
         self.workers = [Worker(self, number) for number in range(workers)]
 
     def exchange(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
         """See :class:`fedstill.engine.Engine`."""
-        for old in self.scratch.glob("*.safetensors"):  # unlinked, not overwritten: tensors may still be mapped from it
-            if not old.name.startswith(f"{round}-"):
-                old.unlink()
+        self.spool.begin(round)
         if self.workers:
             yield from self._exchange_workers(round, phase, messages)
         else:
             yield from self._exchange_here(round, phase, messages)
 
     def _exchange_here(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
-        spooled = 0
         for client, message in messages:
             try:
                 reply = train_client(self.algorithm, client, round, phase, message, self.memory)
@@ -103,13 +104,7 @@ class InProcess:
                 self._tell(client, traceback.format_exc())
                 yield Outcome(client, reason=reason_of(error))
                 continue
-            spooled += reply.nbytes
-            if spooled <= IN_MEMORY:
-                yield Outcome(client, lambda reply=reply: reply, nbytes=reply.nbytes)  # type: ignore[misc]
-            else:
-                path = self.scratch / f"{round}-reply-{client_file(client)}-{phase}.safetensors"
-                path.write_bytes(reply.to_bytes())
-                yield Outcome(client, lambda path=path: Message.load(path), nbytes=reply.nbytes)  # type: ignore[misc]
+            yield Outcome(client, self.spool.keep(round, phase, client, reply), nbytes=reply.nbytes)
 
     def _exchange_workers(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
         sent: dict[Any, Path] = {}
@@ -118,9 +113,9 @@ class InProcess:
             # most algorithms send everyone the same tensors: one file serves them all
             key = (tuple((n, t.data_ptr(), t.shape) for n, t in message.tensors.items()), tuple(message.values.items()))
             if key not in sent:
-                sent[key] = self.scratch / f"{round}-message-{phase}-{number}.safetensors"
+                sent[key] = self.spool.folder / f"{round}-message-{phase}-{number}.safetensors"
                 sent[key].write_bytes(message.to_bytes())
-            reply = self.scratch / f"{round}-reply-{client_file(client)}-{phase}.safetensors"
+            reply = self.spool.path(round, phase, client)
             jobs.put({"client": client, "round": round, "phase": phase, "message": str(sent[key]), "reply": str(reply)})
         results: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         deadline = None if self.timeout is None else time.monotonic() + self.timeout
@@ -156,14 +151,9 @@ class InProcess:
         """Stop the workers and remove the scratch files."""
         for worker in self.workers:
             worker.stop()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.spool.close()
         if self.log.exists() and self.log.stat().st_size == 0:
             self.log.unlink()
-
-
-def client_file(client: str) -> str:
-    """A file name for a client id."""
-    return quote(client, safe="")
 
 
 class Worker:

@@ -7,13 +7,26 @@ interrupted and is run again therefore starts from what its clients had before i
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import quote
 
 from fedstill.message import Message
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "Remembers"]
 
 KEEP = 3  # the round in progress, the last checkpoint's and the one before it
+
+
+class Remembers(Protocol):
+    """What keeps clients' private states, on this engine or another."""
+
+    def read(self, client: str, round: int) -> Message:
+        """What the client kept from its last round before ``round``; empty where there is nothing."""
+        ...
+
+    def write(self, client: str, round: int, message: Message) -> None:
+        """Keep ``message`` for the client's rounds after ``round``."""
+        ...
 
 
 class Memory:

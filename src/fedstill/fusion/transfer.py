@@ -129,7 +129,7 @@ def note_ceiling(
 def note_merged(task: Task, models: Mapping[str, State], round: Round) -> bool:
     """Note the accuracy before distillation, in rounds where it is wanted; returns whether this is one."""
     evaluation = task.config.evaluation
-    if not evaluation.ensemble or (round.number % evaluation.every and round.number != round.total):
+    if not evaluation.ensemble or not task.tests or (round.number % evaluation.every and round.number != round.total):
         return False
     clock = time.perf_counter()
     merged = Scores(

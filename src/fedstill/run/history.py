@@ -13,7 +13,7 @@ import torch
 import fedstill
 from fedstill.message import atomic_write, to_json
 
-__all__ = ["append", "read_history", "summary", "truncate"]
+__all__ = ["append", "read_history", "rewrite", "summary", "truncate"]
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
@@ -39,8 +39,13 @@ def append(path: Path, line: dict[str, Any]) -> None:
 def truncate(path: Path, rounds: int) -> list[dict[str, Any]]:
     """Keep the lines of the first ``rounds`` rounds (a resume repeats what came after its checkpoint)."""
     lines = [line for line in read_history(path) if line["round"] <= rounds]
-    atomic_write(path, "".join(to_json(line) + "\n" for line in lines))
+    rewrite(path, lines)
     return lines
+
+
+def rewrite(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    """Write the whole history again."""
+    atomic_write(path, "".join(to_json(line) + "\n" for line in lines))
 
 
 def summary(algorithm: str, seed: int, history: Sequence[dict[str, Any]], targets: Sequence[float]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import safetensors.torch
@@ -15,7 +16,7 @@ import torch
 from fedstill.algorithm import Algorithm, Reply, Round, Server
 from fedstill.algorithms import create
 from fedstill.data.images import png_grid
-from fedstill.engine import Engine
+from fedstill.engine import EVALUATE, Engine, Outcome
 from fedstill.engine.inprocess import InProcess
 from fedstill.errors import FedstillError
 from fedstill.fusion.norm import buffer_names
@@ -128,19 +129,52 @@ def drive(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool = Fal
     for number in range(done + 1, config.rounds + 1):
         context = Round(number, config.rounds, config.seed, progress=lambda *step: tell("progress", *step))
         chosen = sample_clients(ids, count, config.seed, algorithm.cohort(number))
-        server, line = _round(algorithm, engine, server, chosen, context)
+        server, line, heard = _round(algorithm, engine, server, chosen, context)
+        if not task.tests and history:  # this round's replies judge the model that the last round made
+            judge(history[-1], heard, path, history)
+            tell("round", history[-1])
         for text in line.pop("warnings", []):
             tell("warn", text)
         save_checkpoint(out / "checkpoint", number, server)
         write_samples(out, algorithm, server, context)
         records.append(path, line)
         history.append(line)
-        tell("round", line)
+        if task.tests:
+            tell("round", line)
+    if not task.tests and history and history[-1]["accuracy"] is None:
+        judge(history[-1], _hear(algorithm, engine, server, ids), path, history)
+        tell("round", history[-1])
     write_models(out, server, task)
     found = records.summary(config.algorithm["name"], config.seed, history, config.evaluation.targets)
     atomic_write(out / "summary.json", to_json(found) + "\n")
     tell("finished", found)
     return Result(out, history, found, server, task)
+
+
+Heard = dict[str, list[tuple[float, int]]]  # by domain: clients' own accuracies, each on so many samples
+
+
+def judge(line: dict[str, Any], heard: Heard, path: Path, history: list[dict[str, Any]]) -> None:
+    """Complete a round's line with what the clients measured on their own test data, and write the history again."""
+    domains = {name: sum(a * n for a, n in found) / sum(n for _, n in found) for name, found in sorted(heard.items())}
+    line.update(accuracy=fmean(domains.values()) if domains else None, domains=domains, measured_by="clients")
+    records.rewrite(path, history)
+
+
+def _hear(algorithm: Algorithm, engine: Engine, server: Server, ids: Sequence[str]) -> Heard:
+    """One exchange after the last round, in which every client judges the final model."""
+    config = algorithm.task.config
+    context = Round(config.rounds + 1, config.rounds, config.seed, phase=EVALUATE)
+    messages = [(client, algorithm.instruct(server, client, context)) for client in ids]
+    heard: Heard = {}
+    for outcome in engine.exchange(context.number, EVALUATE, messages):
+        _note(algorithm, outcome, heard)
+    return heard
+
+
+def _note(algorithm: Algorithm, outcome: Outcome, heard: Heard) -> None:
+    if outcome.accuracy is not None and 0 <= outcome.accuracy <= 1 and outcome.tested > 0:  # a client's word, so checked
+        heard.setdefault(algorithm.task.clients[outcome.client].domain, []).append((outcome.accuracy, outcome.tested))
 
 
 def _begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], None]) -> tuple[int, Server]:
@@ -169,8 +203,9 @@ def same_run(before: str, now: str) -> bool:
 
 def _round(
     algorithm: Algorithm, engine: Engine, server: Server, chosen: list[str], context: Round
-) -> tuple[Server, dict[str, Any]]:
+) -> tuple[Server, dict[str, Any], Heard]:
     config = algorithm.task.config
+    heard: Heard = {}
     seconds = {"train": 0.0, "fuse": 0.0, "evaluate": 0.0}
     down = up = 0
     dropped: list[dict[str, str]] = []
@@ -183,6 +218,7 @@ def _round(
         found: dict[str, Reply] = {}
         for outcome in engine.exchange(context.number, phase, messages):
             up += outcome.nbytes
+            _note(algorithm, outcome, heard)
             reply, reason = _screened(algorithm, server, phase, outcome.client, outcome.read, outcome.reason)
             if reply is not None:
                 found[outcome.client] = reply
@@ -209,7 +245,8 @@ def _round(
     context.notes.pop("evaluate_seconds", None)
     notes = context.notes
     line: dict[str, Any] = {"round": context.number, "accuracy": None, "domains": {}}
-    if context.number % config.evaluation.every == 0 or context.number == config.rounds:
+    due = context.number % config.evaluation.every == 0 or context.number == config.rounds
+    if due and algorithm.task.tests:
         clock = time.perf_counter()
         scores = algorithm.evaluate(server)
         seconds["evaluate"] += time.perf_counter() - clock
@@ -226,7 +263,7 @@ def _round(
         dropped=dropped,
         **notes,
     )
-    return server, line
+    return server, line, heard
 
 
 def _screened(
@@ -258,16 +295,13 @@ def who_holds_what(task: Task) -> dict[str, Any]:
     """The clients and their label counts, for ``clients.json`` and the bubble chart."""
     clients = []
     for info in task.clients.values():
-        labels = task.domains[info.domain].train.y
-        assert labels is not None
-        counts = torch.bincount(labels[torch.from_numpy(info.indices)], minlength=len(task.classes))
         clients.append(
             {
                 "id": info.id,
                 "domain": info.domain,
                 "prototype": info.prototype,
                 "samples": info.samples,
-                "counts": counts.tolist(),
+                "counts": task.counts(info.id),
             }
         )
     return {"classes": list(task.classes), "clients": clients}
