@@ -35,7 +35,6 @@ from tests.conftest import tiny_tree
             {"algorithm": {"name": "feddf", "distillation": {"step": 1}}},
             "unknown key 'algorithm.distillation.step'; did you mean 'steps'?",
         ),
-        ({"data": {"domains": []}}, "data.domains = []"),
         ({"data": {"domains": ["embedded:mnist", "embedded:mnist"]}}, "lists a domain twice"),
         ({"algorithm": {}}, "needs a name"),
     ],
