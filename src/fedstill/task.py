@@ -21,6 +21,7 @@ from fedstill.data.shifts import flip_labels, shift_labels
 from fedstill.errors import FedstillError
 from fedstill.message import Message, State, clone
 from fedstill.models import build
+from fedstill.models.binary import FULL_PRECISION
 from fedstill.models.network import Network
 from fedstill.run.config import Config
 from fedstill.streams import numpy_stream, subseed
@@ -284,11 +285,18 @@ class Task:
         """The architecture of the server's own model."""
         return self.config.model.student or self.prototypes[0]
 
+    def served(self, prototype: str) -> str:
+        """The architecture of the server's own copy: of full precision where the clients' has 1-bit weights."""
+        return FULL_PRECISION.get(prototype, prototype)
+
     def network(self, prototype: str, role: str = "") -> Network:
-        """The process's one network of this architecture (one more for each ``role``), weights as last left."""
+        """The process's one network of this architecture (one more for each ``role``), weights as last left.
+
+        The role ``student`` is the server's own copy: what is merged, distilled into and evaluated.
+        """
         key = (prototype, role)
         if key not in self._networks:
-            network = self._build(prototype)
+            network = self._build(prototype, name=self.served(prototype) if role == "student" else prototype)
             network.mean, network.std = self.config.data.mean, self.config.data.std
             self._networks[key] = network.to(self.device)
         return self._networks[key]
@@ -301,16 +309,22 @@ class Task:
                 tensor.copy_(state[name])
         return network
 
-    def _build(self, prototype: str, *purpose: object) -> Network:
+    def _build(self, prototype: str, *purpose: object, name: str | None = None) -> Network:
+        """A network of this architecture, or of its twin called ``name``, whose tensors have the same names and shapes."""
         model = self.config.model
+        options = dict(model.options)
+        if name not in (None, prototype):
+            options.pop("activations", None)  # of the bits that the twin does not have
+        if prototype == "text-small" and self.config.data.text is not None:
+            options.setdefault("vocab", self.config.data.text.vocab)
         return build(
-            prototype,
+            name or prototype,
             classes=len(self.classes),
             shape=self.shape,
             norm=model.norm,
             seed=subseed(self.seed, "init", prototype, *purpose),
             weights=model.weights,
-            **model.options,
+            **options,
         )
 
     @cached_property

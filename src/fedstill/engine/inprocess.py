@@ -27,6 +27,8 @@ from fedstill.engine.memory import Memory, Remembers
 from fedstill.fusion.norm import buffer_names
 from fedstill.local.poison import false_update
 from fedstill.message import Message
+from fedstill.models.binary import binary_weights, pack_bits
+from fedstill.models.network import Network
 from fedstill.streams import subseed
 
 __all__ = ["InProcess", "reason_of", "received", "train_client"]
@@ -49,7 +51,17 @@ def train_client(algorithm: Algorithm, client: str, round: int, phase: str, mess
         reply = Message({n: t for n, t in reply.tensors.items() if n.removeprefix("model/") not in names}, reply.values)
     if person.memory is not before:
         memory.write(client, round, person.memory)
-    return misbehave(algorithm, client, round, message, reply)
+    reply = misbehave(algorithm, client, round, message, reply)
+    return low_bit(reply, person.network) if "model" in algorithm.required(phase) else reply
+
+
+def low_bit(reply: Message, network: Network) -> Message:
+    """The reply with eight signs a byte in place of each 1-bit weight (``resnet8-binary``); any other as it is."""
+    model = reply.group("model")
+    if not model or not binary_weights(network):
+        return reply
+    rest = {name: tensor for name, tensor in reply.tensors.items() if not name.startswith("model/")}
+    return Message({**{f"model/{name}": tensor for name, tensor in pack_bits(model, network).items()}, **rest}, reply.values)
 
 
 def keeps_buffers(algorithm: Algorithm, phase: str) -> bool:

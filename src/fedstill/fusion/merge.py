@@ -132,7 +132,7 @@ def merge_models(
         group = [reply for reply in replies if reply.prototype == name]
         merged[name] = average(group, weigh) if group else before
         if group and task.config.model.buffers != "average":
-            merged[name] = clone(recalibrate(task.load(name, merged[name]), task.statistics_data).state_dict())
+            merged[name] = clone(recalibrate(task.load(name, merged[name], role="student"), task.statistics_data).state_dict())
     return merged
 
 

@@ -19,7 +19,18 @@ from .layers import norm_layer
 from .network import Architecture, Network
 from .resnet import BasicBlock, ResNet
 
-__all__ = ["ARCHITECTURES", "BinaryConv2d", "binary_sign", "pack_bits", "resnet8_binary", "unpack_bits"]
+__all__ = [
+    "ARCHITECTURES",
+    "FULL_PRECISION",
+    "BinaryConv2d",
+    "binary_sign",
+    "binary_weights",
+    "pack_bits",
+    "resnet8_binary",
+    "unpack_bits",
+]
+
+FULL_PRECISION = {"resnet8-binary": "resnet8"}  # the same tensors without bits: what a server distils low-bit clients into
 
 
 class _Sign(torch.autograd.Function):
@@ -87,7 +98,8 @@ def resnet8_binary(*, classes: int, shape: tuple[int, ...], norm: str, activatio
     )
 
 
-def _binary_weights(network: nn.Module) -> dict[str, torch.Size]:
+def binary_weights(network: nn.Module) -> dict[str, torch.Size]:
+    """The names and shapes of the network's 1-bit weights; empty where it has none."""
     return {f"{name}.weight": module.weight.shape for name, module in network.named_modules() if isinstance(module, BinaryConv2d)}
 
 
@@ -101,7 +113,7 @@ def pack_bits(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tens
     (torch.Size([288]), torch.uint8)
     """
     packed = dict(state)
-    for key in _binary_weights(network):
+    for key in binary_weights(network):
         weight = packed.pop(key)
         bits = F.pad((weight >= 0).flatten(), (0, -weight.numel() % 8)).view(-1, 8)
         packed[f"{key}.bits"] = (bits.to(torch.uint8) << _places(bits)).sum(1, dtype=torch.uint8)
@@ -112,7 +124,7 @@ def pack_bits(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tens
 def unpack_bits(packed: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
     """The state that ``pack_bits`` packed, with weights alpha sign(W): the same function, bit for bit."""
     state = dict(packed)
-    for key, shape in _binary_weights(network).items():
+    for key, shape in binary_weights(network).items():
         bits, scale = state.pop(f"{key}.bits"), state.pop(f"{key}.scale")
         signs = (bits[:, None] >> _places(bits) & 1).flatten()[: shape.numel()].view(shape)
         state[key] = (2 * signs.to(scale.dtype) - 1) * scale.view(-1, 1, 1, 1)

@@ -22,6 +22,7 @@ from fedstill.errors import FedstillError
 from fedstill.fusion.norm import buffer_names
 from fedstill.fusion.screen import fault
 from fedstill.message import Message, State, atomic_write, to_json
+from fedstill.models.binary import pack_bits, unpack_bits
 from fedstill.run import history as records
 from fedstill.run.checkpoint import load_checkpoint, save_checkpoint
 from fedstill.run.config import Config, to_toml
@@ -280,11 +281,15 @@ def _screened(
     decode: Callable[[State], State] = dict
     required = algorithm.required(phase)
     if "model" in required:
-        template = algorithm.task.template(info.prototype)
+        network = algorithm.task.network(info.prototype)
+        template = pack_bits(network.state_dict(), network)
+        if template.keys() != network.state_dict().keys():  # 1-bit weights arrive packed
+            decode = lambda state: unpack_bits(state, network)
         if algorithm.task.config.model.buffers == "local":  # statistics stay with the clients; the server's stand in
-            kept = {name: server.models[info.prototype][name] for name in buffer_names(algorithm.task.network(info.prototype))}
+            kept = {name: server.models[info.prototype][name] for name in buffer_names(network)}
             template = {name: tensor for name, tensor in template.items() if name not in kept}
-            decode = lambda state: {**kept, **state}
+            unpacked = decode
+            decode = lambda state: {**kept, **unpacked(state)}
     problem = fault(message, required, template) or algorithm.screen(server, client, message)
     if problem:
         return None, problem
@@ -322,5 +327,5 @@ def write_models(out: Path, server: Server, task: Task) -> None:
         path = out / "model.safetensors" if len(server.models) == 1 else out / "models" / f"{name.replace('/', '_')}.safetensors"
         plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in state.items()}
         # one entry: safetensors writes several in no fixed order, and equal models should be equal files
-        about = {"fedstill": to_json({"model": name, "classes": list(task.classes), "shape": list(task.shape)})}
+        about = {"fedstill": to_json({"model": task.served(name), "classes": list(task.classes), "shape": list(task.shape)})}
         atomic_write(path, safetensors.torch.save(plain, about))
