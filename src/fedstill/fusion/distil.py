@@ -63,7 +63,9 @@ def distil(
     parameters = [p for p in student.parameters() if p.requires_grad]
     optimizer = optimiser(options.optimizer, parameters)
     size = min(options.batch_size, len(samples))
-    steps = options.epochs * -(-len(samples) // size) if options.epochs else options.steps
+    lone = len(samples) % size == 1 and size > 1 and options.student_norm != "frozen"  # one sample has no batch statistics
+    epoch = len(samples) // size if lone else -(-len(samples) // size)
+    steps = options.epochs * epoch if options.epochs else options.steps
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps) if options.schedule == "cosine" else None
     best, best_step, best_state = -1.0, 0, None
     before = accuracy(student, validation) if validation is not None else None
@@ -76,9 +78,7 @@ def distil(
     losses: list[Tensor] = []
     _learning(student, options)
     done = 0
-    for index in batches(len(samples), size, rng, steps=steps):
-        if len(index) == 1 and options.student_norm != "frozen" and size > 1:
-            continue  # one sample has no batch statistics
+    for index in batches(len(samples), size, rng, steps=steps, drop_last=lone):
         index = index.to(device) if device.type != "cpu" else index
         if targets is not None:
             x, wanted = student.normalise(x_all[index]), targets[index]
@@ -120,7 +120,8 @@ def distil(
                 break
     if averaged is not None:
         student.load_state_dict(averaged)
-        recalibrate(student, samples)
+        if options.student_norm != "frozen":  # averaged weights need statistics of their own
+            recalibrate(student, samples)
     elif best_state is not None:
         student.load_state_dict(best_state)
     if options.student_norm == "recalibrate":

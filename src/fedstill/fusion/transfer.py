@@ -45,7 +45,6 @@ def transfer(
     Notes in the round: the merged models' and the ensemble's accuracy, mean teacher weights, losses, and a warning where
     validation data says that distillation hurt.
     """
-    note_ceiling(task, models, teachers, weighting, options, round, space)
     live = {"space": space, "temperature": options.temperature, "direction": options.direction}
     table: Any
     speakers = [replace(teacher, load=lambda teacher=teacher: view(teacher.load())) for teacher in teachers]  # type: ignore[misc]
@@ -60,7 +59,10 @@ def transfer(
             **live,  # type: ignore[arg-type]
         )
         note_weights(task, teachers, table, samples, round)
-    return learn(task, models, samples, table, options, round, view=view)
+    students = learn(task, models, samples, table, options, round, view=view)
+    # measured last, so that a weighting which draws at random gives the same model whether or not it is measured
+    note_ceiling(task, models, teachers, weighting, options, round, space)
+    return students
 
 
 def learn(
