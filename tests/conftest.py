@@ -34,6 +34,8 @@ def tiny_tree(**changes: Any) -> dict[str, Any]:
         "local": {"batch_size": 30, "optimizer": {"lr": 0.1}},
         "engine": {"threads": 1},
     }
+    if {"name", "clients"} & changes.get("model", {}).keys():
+        tree["model"] = {}  # another network has other options
     return laid_over(tree, changes)
 
 

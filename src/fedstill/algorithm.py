@@ -232,7 +232,7 @@ class Algorithm:
 
     def loaded(self, prototype: str, state: State) -> Network:
         """The network that a server's model is: of the architecture's own shape, unless a system changes it."""
-        return self.task.load(prototype, state)
+        return self.task.load(prototype, state, role="student")
 
     @cached_property
     def local(self) -> Any:

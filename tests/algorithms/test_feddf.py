@@ -1,0 +1,151 @@
+"""FedDF: Algorithm 1 and 3 against their parts, starts, and low-bit clients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithms import create
+from fedstill.errors import FedstillError
+from fedstill.fusion.distil import distil
+from fedstill.fusion.ensemble import Table
+from fedstill.fusion.merge import weighted_sum
+from fedstill.fusion.predict import predict_logits
+from fedstill.message import Message
+from fedstill.run.loop import run
+from fedstill.task import Task
+
+STEPS = {"steps": 8, "batch_size": 16}
+
+
+def trained(task, round=1):
+    """Replies of every client after one local update from the initial weights."""
+    algorithm = create(task)
+    replies = []
+    for client, info in task.clients.items():
+        message = algorithm.train(Message.of(model=task.initial(info.prototype)), task.client(client, round))
+        replies.append(Reply(client, info.domain, info.prototype, info.samples, lambda message=message: message))
+    return algorithm, replies
+
+
+def test_algorithm_1_line_by_line(tiny):
+    config = tiny(data={"holdout": 0.3}, algorithm={"name": "feddf", "distillation": STEPS}, evaluation={"ensemble": False})
+    task = Task(config)
+    algorithm, replies = trained(task)
+    fused = algorithm.fuse(algorithm.start(), replies, Round(1, 2, config.seed)).models["mlp"]
+    # line 6: the average by examples; line 9: softmax of the mean of logits, all teachers alike
+    total = sum(r.samples for r in replies)
+    average = weighted_sum([r.model for r in replies], [r.samples / total for r in replies])
+    logits = [predict_logits(task.load("mlp", r.model, role="teacher"), task.pool.samples) for r in replies]
+    table = Table((sum(logits) / len(logits)).softmax(1), torch.ones(len(task.pool), 1))
+    student = task.load("mlp", average, role="student")
+    distil(student, task.pool.samples, table, algorithm.options.distillation, rng=Round(1, 2, config.seed).rng("distil", "mlp"))
+    assert all(torch.allclose(fused[k], t, atol=1e-6) for k, t in student.state_dict().items())
+
+
+def test_students_start_where_they_are_told(tiny):
+    task = Task(tiny(data={"holdout": 0.3}))
+    merged, server = {"mlp": {"w": torch.ones(1)}}, Server({"mlp": {"w": torch.zeros(1)}})
+    for start, wanted in (("average", merged["mlp"]), ("previous", server.models["mlp"]), ("scratch", task.initial("mlp"))):
+        tree = {"name": "feddf", "distillation": {**STEPS, "start": start}}
+        found = create(Task(tiny(data={"holdout": 0.3}, algorithm=tree))).starts(server, merged, Round(1, 2, 0))["mlp"]
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[k], wanted[k]) for k in wanted)
+
+
+def test_algorithm_3_distils_every_prototype_from_all_models(tiny, tmp_path):
+    config = tiny(
+        rounds=2,
+        model={"name": "mlp", "clients": ["mlp", "lenet"]},
+        data={"image_size": 16, "holdout": 0.3},
+        clients={"per_domain": 2, "per_round": 1},
+        algorithm={"name": "feddf", "distillation": STEPS},
+    )
+    result = run(config, tmp_path / "a")
+    assert set(result.server.models) == {"mlp", "lenet"}
+    for line in result.history:
+        assert set(line["prototypes"]) == {"mlp", "lenet"}
+        assert set(line["distillation"]) == {"mlp", "lenet"}  # the one without a client learns as well
+        assert len(line["clients"]) == 1
+    assert sorted(path.name for path in (tmp_path / "a" / "models").iterdir()) == ["lenet.safetensors", "mlp.safetensors"]
+
+
+def test_a_prototype_without_clients_carries_on_from_its_last_weights(tiny):
+    config = tiny(
+        model={"name": "mlp", "clients": ["mlp", "lenet"]},
+        data={"image_size": 16, "holdout": 0.3},
+        algorithm={"name": "feddf", "distillation": {**STEPS, "optimizer": {"name": "sgd", "lr": 1e-30}}},
+    )
+    task = Task(config)
+    algorithm, replies = trained(task)
+    server = algorithm.start()
+    fused = algorithm.fuse(server, [r for r in replies if r.prototype == "mlp"], Round(1, 2, 0))
+    assert all(torch.allclose(fused.models["lenet"][k], t) for k, t in server.models["lenet"].items())
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "none"])
+def test_works_with_every_normalisation(tiny, tmp_path, norm):
+    config = tiny(
+        rounds=1,
+        model={"name": "cnn-small", "norm": norm},
+        data={"image_size": 16, "holdout": 0.3},
+        algorithm={"name": "feddf", "distillation": STEPS},
+    )
+    assert 0 <= run(config, tmp_path / norm).accuracy <= 1
+
+
+def test_without_a_pool_it_says_so(tiny):
+    with pytest.raises(FedstillError, match=r"data\.server, data\.target or data\.holdout"):
+        create(Task(tiny(algorithm={"name": "feddf"})))
+
+
+# -- low-bit clients (Table 4) ----------------------------------------------------------------------------------------------
+
+
+def low_bit(tiny, name):
+    return tiny(
+        rounds=1,
+        model={"name": name},
+        data={"image_size": 16, "holdout": 0.2, "limit": 40},
+        algorithm={"name": "feddf", "distillation": {"steps": 2, "batch_size": 8}},
+        evaluation={"ensemble": False},
+    )
+
+
+def test_low_bit_clients_send_bits_and_the_server_has_full_precision(tiny, tmp_path):
+    result = run(low_bit(tiny, "resnet8-binary"), tmp_path / "bits")
+    full = run(low_bit(tiny, "resnet8"), tmp_path / "full")
+    bits, floats = result.history[0], full.history[0]
+    assert bits["bytes_down"] == pytest.approx(floats["bytes_down"], abs=100)  # full-precision weights go down
+    assert bits["bytes_up"] < floats["bytes_up"] / 15
+    assert bits["dropped"] == []
+    model = result.server.models["resnet8-binary"]
+    convolution = model["layer1.0.conv1.weight"]
+    assert len(convolution[0].abs().unique()) > 2  # not a sign times a scale any more
+    about = safetensors_metadata(tmp_path / "bits" / "model.safetensors")
+    assert '"model": "resnet8"' in about
+
+
+def safetensors_metadata(path):
+    import safetensors
+
+    with safetensors.safe_open(path, framework="pt") as file:
+        return file.metadata()["fedstill"]
+
+
+def test_what_the_server_reads_of_a_low_bit_client_acts_as_the_client_did(tiny):
+    from fedstill.engine.inprocess import low_bit as pack
+    from fedstill.models.binary import unpack_bits
+
+    task = Task(low_bit(tiny, "resnet8-binary"))
+    algorithm = create(task)
+    client = task.client("mnist-0", 1)
+    reply = algorithm.train(Message.of(model=task.initial("resnet8-binary")), client)
+    spoken = predict_logits(task.load("resnet8-binary", reply.group("model")), task.pool.samples)
+    sent = pack(reply, task.network("resnet8-binary"))
+    assert sent.values == reply.values
+    read = unpack_bits(sent.group("model"), task.network("resnet8-binary"))
+    assert torch.equal(predict_logits(task.load("resnet8-binary", read), task.pool.samples), spoken)
+    # and so does the full-precision network with the same weights
+    assert torch.allclose(predict_logits(task.load("resnet8-binary", read, role="student"), task.pool.samples), spoken, atol=1e-5)
