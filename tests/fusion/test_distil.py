@@ -161,7 +161,13 @@ def test_frozen_holds_through_validation_checks_and_weight_averaging():
 def test_train_mode_takes_the_pools_statistics_and_recalibration_takes_them_exactly():
     samples = shifted()
     moving = Linear(4, 3, seed=2, batch_norm=True)
-    distil(moving, samples, table_of(Linear(4, 3, 1), samples), Distillation(steps=20, batch_size=16, student_norm="train"), rng=rng())
+    distil(
+        moving,
+        samples,
+        table_of(Linear(4, 3, 1), samples),
+        Distillation(steps=20, batch_size=16, student_norm="train"),
+        rng=rng(),
+    )
     assert float((moving.norm.running_mean - 5).abs().max()) < 1.5
     exact = Linear(4, 3, seed=2, batch_norm=True)
     options = Distillation(steps=20, batch_size=16, student_norm="recalibrate")

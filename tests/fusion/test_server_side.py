@@ -230,7 +230,13 @@ def test_the_user_is_warned_where_distillation_hurts(tiny, tmp_path):
     algorithm = {
         "name": "feddf",
         "source": {"kind": "noise", "size": 64},
-        "distillation": {"steps": 60, "batch_size": 32, "patience": 1, "check_every": 60, "optimizer": {"name": "sgd", "lr": 30.0}},
+        "distillation": {
+            "steps": 60,
+            "batch_size": 32,
+            "patience": 1,
+            "check_every": 60,
+            "optimizer": {"name": "sgd", "lr": 30.0},
+        },
     }
     config = tiny(data={"validation": 0.3}, local={"epochs": 5}, algorithm=algorithm, rounds=1)
     line = run(config, tmp_path / "a", listeners=[Ear()]).history[0]
