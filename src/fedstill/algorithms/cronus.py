@@ -1,0 +1,88 @@
+"""Cronus: clients agree on soft labels of public data, by a mean that a minority of liars cannot move far.
+
+Chang, Shejwalkar, Shokri and Houmansadr, Cronus: Robust and Heterogeneous Collaborative Learning with Black-Box Knowledge
+Transfer, 2019. After training alone, parties upload what they think of the public samples; the server takes a robust mean of
+each sample's soft labels (the spectral filter, whose scale is an option here: see :mod:`fedstill.fusion.weightings.robust`); and
+parties train on their private data together with the public samples and those soft labels. There is no global model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedstill.algorithm import Client, Reply, Round, Server
+from fedstill.algorithms.fedmd import FedMD, PublicOptions
+from fedstill.data.samples import Samples
+from fedstill.errors import FedstillError
+from fedstill.fusion.weighting import Scene, Voting, make_weighting, options_kind
+from fedstill.local.fit import Batch, Fit, Term
+from fedstill.message import State
+from fedstill.models.network import Network
+from fedstill.options import Part
+from fedstill.run.config import validated
+
+__all__ = ["Cronus", "CronusOptions", "soft_labels"]
+
+
+class CronusOptions(PublicOptions):
+    """``weighting``: how the server agrees on a sample, any that votes; ``weight``: of public samples in the clients' loss."""
+
+    weighting: str = "spectral"
+    weighting_options: dict[str, Any] = {}
+    weight: Annotated[float, Field(ge=0)] = 1.0
+
+
+def soft_labels(public: Samples, targets: Tensor, weight: float, size: int) -> Term:
+    """Cross-entropy to soft labels on a batch of ``size`` public samples beside every private batch."""
+
+    def term(batch: Batch) -> Tensor:
+        index = torch.randint(len(public), (size,), generator=batch.rng)
+        device = batch.logits.device
+        said = batch.network(batch.network.normalise(public.x[index].to(device)))
+        return -weight * (targets[index].to(device) * said.log_softmax(1)).sum(1).mean()
+
+    return term
+
+
+class Cronus(FedMD):
+    """Robust soft labels on public data."""
+
+    name = "cronus"
+    title = "Cronus"
+    paper = "Chang et al., 2019"
+    parts = {
+        "local term": "soft labels of public data",
+        "report": "logits of public data",
+        "weighting": "spectral filter",
+    }
+    Options = CronusOptions
+
+    def __init__(self, task: Any, options: Part | None = None):
+        super().__init__(task, options)
+        kind = options_kind(self.options.weighting)
+        if kind is not None:
+            validated(kind, self.options.weighting_options, "algorithm.weighting_options")
+
+    def learn(self, network: Network, client: Client, public: Samples, consensus: State) -> Fit:
+        """Private data and public soft labels together."""
+        size = self.task.config.local.batch_size
+        return self.study(network, client, "fit", [soft_labels(public, consensus["labels"], self.options.weight, size)])
+
+    def agree(self, server: Server, replies: Sequence[Reply], round: Round) -> State:
+        """The robust mean of soft labels. Logits travel and the server takes their softmax, so that whatever a party sends is
+        a soft label."""
+        scene = Scene([], round.rng("weighting"), self.task, server, self.options.weighting_options, round.number, round.total)
+        weighting = make_weighting(self.options.weighting, scene)
+        if not isinstance(weighting, Voting):
+            raise FedstillError(
+                f"cronus agrees by a weighting that votes, e.g. spectral or median, not '{self.options.weighting}'"
+            )
+        ballot = weighting.vote(torch.stack([reply.part("predictions")["logits"].float() for reply in replies]))
+        means = ballot.weights.mean(0).tolist()
+        round.note(weights={reply.client: float(f"{mean:.5g}") for reply, mean in zip(replies, means, strict=True)})
+        return {"labels": ballot.targets}

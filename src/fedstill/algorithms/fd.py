@@ -1,0 +1,118 @@
+"""FD: clients exchange their mean predictions of each label.
+
+Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under Non-IID Private
+Data, 2018. While it trains, a client averages its outputs by the true label; the server tells each client the mean of the
+*others'* averages, which the client then learns from as well:
+
+    before:  CE(f(x), y)
+    after:   CE(f(x), y) + gamma * CE(f(x), mean over the other holders j of y of F_j[y])
+
+A round costs classes x classes numbers each way. No public data is needed, and clients may have different architectures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedstill.algorithm import Client, Reply, Round, Server
+from fedstill.algorithms.personal import Personal, PersonalOptions
+from fedstill.local.fit import Batch, Term
+from fedstill.message import Message, State
+
+__all__ = ["FD", "FDOptions", "label_means", "leave_one_out"]
+
+
+class FDOptions(PersonalOptions):
+    """``gamma``: weight of the others' knowledge; ``space``: whether outputs are averaged as logits or after the softmax."""
+
+    gamma: Annotated[float, Field(ge=0)] = 1.0
+    space: Literal["logits", "probabilities"] = "logits"
+
+
+def leave_one_out(means: Tensor, held: Tensor, own: int | None) -> tuple[Tensor, Tensor]:
+    """What client ``own`` is told of every label: the mean over the *other* holders of the label, and whether there are any.
+
+    ``means`` is (clients, labels, classes), ``held`` (clients, labels). A client that was not heard (None) gets the mean of all.
+
+    >>> means = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[9.0, 9.0]]])  # one label
+    >>> told, known = leave_one_out(means, torch.tensor([[True], [True], [False]]), 0)
+    >>> told.tolist(), known.tolist()
+    ([[0.0, 1.0]], [True])
+    """
+    others = held.clone()
+    if own is not None:
+        others[own] = False
+    number = others.sum(0)
+    total = torch.where(others[:, :, None], means, 0).sum(0)
+    return total / number.clamp(min=1)[:, None], number > 0
+
+
+def label_means(classes: int, space: str, gamma: float, told: State) -> tuple[Term, Tensor, Tensor]:
+    """The term that learns from what was ``told`` and, on the way, sums up the outputs by label; with the sums and the counts."""
+    sums, counts = torch.zeros(classes, classes), torch.zeros(classes)
+    target = told["means"] if told else None
+    if target is not None and space == "logits":
+        target = target.softmax(1)
+
+    def term(batch: Batch) -> Tensor:
+        spoken = batch.logits.detach()
+        spoken = spoken if space == "logits" else spoken.softmax(1)
+        labels = batch.y.cpu()
+        sums.index_add_(0, labels, spoken.float().cpu())
+        counts.index_add_(0, labels, torch.ones(len(labels)))
+        if target is None:
+            return batch.logits.new_zeros(())
+        wanted = target[labels].to(batch.logits.device)
+        known = told["known"][labels].to(batch.logits.device)
+        return gamma * (-(wanted * batch.logits.log_softmax(1)).sum(1) * known).mean()
+
+    return term, sums, counts
+
+
+class FD(Personal):
+    """Federated distillation by label, leave-one-out as published and averaged over the holders of a label."""
+
+    name = "fd"
+    title = "FD"
+    paper = "Jeong et al., 2018"
+    parts = {"local term": "distil from the others' label means", "report": "mean predictions by label"}
+    Options = FDOptions
+
+    def instruct(self, server: Server, client: str, round: Round) -> Message:
+        """The others' mean of each label; nothing in the first round."""
+        if not server.parts:
+            return Message()
+        means, held = server.parts["means"], server.parts["held"]
+        names = list(means)
+        own = names.index(client) if client in names else None
+        told, known = leave_one_out(torch.stack([*means.values()]), torch.stack([held[n] for n in names]), own)
+        return Message.of(told={"means": told, "known": known})
+
+    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+        """Local training with the term; the outputs of the round, averaged by label."""
+        network = self.awake(client)
+        options, classes = self.options, len(self.task.classes)
+        term, sums, counts = label_means(classes, options.space, options.gamma, message.group("told"))
+        done = self.study(network, client, "fit", [term])
+        said = {"means": sums / counts.clamp(min=1)[:, None], "held": counts > 0}
+        return self.answer(network, client, done).with_parts(predictions=said)
+
+    def screen(self, server: Server, client: str, message: Message) -> str | None:
+        """A vector for every label, and which labels the client has."""
+        classes, said = len(self.task.classes), message.group("predictions")
+        if said.keys() != {"means", "held"}:
+            return "predictions should be 'means' and 'held'"
+        if said["means"].shape != (classes, classes) or said["held"].shape != (classes,) or said["held"].dtype != torch.bool:
+            return f"wrong shape: the means of {classes} labels are expected"
+        return None
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Keep what everyone said; each client's own part is left out when it is told."""
+        said = {reply.client: reply.part("predictions") for reply in replies}
+        parts = {kind: {name: parts[kind] for name, parts in said.items()} for kind in ("means", "held")}
+        return Server({}, parts, {"accuracies": self.reported(server, replies, round)})

@@ -1,0 +1,109 @@
+"""FedMD: clients of any architecture agree on the logits of public data.
+
+Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, 2019. In a round every party gets the last consensus,
+*digests* it (learns the consensus logits of that round's public subset), *revisits* its private data, and uploads its logits on
+the next subset, drawn from the round's random stream so that all parties draw the same one. There is no global model.
+
+The paper first trains on labelled public data. The public data here is the server's pool, which has no labels, so parties start
+with their private data alone, and outputs are the private classes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch.nn import functional as F
+
+from fedstill.algorithm import Client, Reply, Round, Server
+from fedstill.algorithms.personal import Personal, PersonalOptions
+from fedstill.data.samples import Samples
+from fedstill.fusion.predict import predict_logits
+from fedstill.local.fit import Fit, fit
+from fedstill.local.options import Local, Optimizer
+from fedstill.message import Message, State
+from fedstill.models.network import Network
+from fedstill.options import Positive
+from fedstill.streams import stream
+
+__all__ = ["FedMD", "FedMDOptions", "PublicOptions"]
+
+
+class PublicOptions(PersonalOptions):
+    """What systems on public data share."""
+
+    subset: Positive = 5000  # public samples a round
+    start_epochs: Positive | None = None  # private training before the first exchange (the paper: up to 25); None: local.epochs
+
+
+class FedMDOptions(PublicOptions):
+    """How the consensus is digested; private data is revisited by ``local`` (the paper: 4 epochs of batch 5, or 10 of 10)."""
+
+    digest_epochs: Positive = 1
+    digest_batch_size: Positive = 256
+    digest_optimizer: Optimizer = Optimizer(name="adam", lr=1e-3)
+
+
+class FedMD(Personal):
+    """Consensus on public logits, digest, revisit."""
+
+    name = "fedmd"
+    title = "FedMD"
+    paper = "Li and Wang, 2019"
+    parts = {"local term": "digest the consensus, revisit private data", "report": "logits of public data"}
+    needs = ("pool",)
+    Options: ClassVar[type[PublicOptions]] = FedMDOptions
+
+    def public(self, number: int) -> Samples:
+        """The public subset of round ``number``, the same for every party."""
+        pool = self.task.pool
+        assert pool is not None, "checked when the algorithm is created"
+        chosen = torch.randperm(len(pool), generator=stream(self.task.seed, "public", number))[: self.options.subset]
+        return pool.samples.take(chosen.sort().values)
+
+    def instruct(self, server: Server, client: str, round: Round) -> Message:
+        """The consensus and the round of its subset; nothing in the first round."""
+        if "consensus" not in server.parts:
+            return Message()
+        return Message.of(consensus=server.parts["consensus"], subset=int(server.values["subset"]))
+
+    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+        """Digest and revisit, then say what the own model thinks of this round's subset."""
+        network = self.awake(client)
+        if not client.memory.group("own"):
+            done = self.study(network, client, "start", epochs=self.options.start_epochs)
+        consensus = message.group("consensus")
+        if consensus:
+            done = self.learn(network, client, self.public(int(message.values["subset"])), consensus)
+        elif client.memory.group("own"):  # it was heard alone, and nothing came of it
+            done = self.study(network, client, "revisit")
+        said = {"logits": predict_logits(network, self.public(client.round)).cpu()}
+        return self.answer(network, client, done).with_parts(predictions=said)
+
+    def learn(self, network: Network, client: Client, public: Samples, consensus: State) -> Fit:
+        """Digest by the mean absolute error of logits, then revisit; the other way round the consensus is forgotten."""
+        options = self.options
+        digest = Local(epochs=options.digest_epochs, batch_size=options.digest_batch_size, optimizer=options.digest_optimizer)
+        lesson = Samples(public.x, consensus["logits"])  # the consensus stands where labels would
+        fit(network, lesson, digest, rng=client.rng("digest"), base_loss=F.l1_loss)
+        return self.study(network, client, "revisit")
+
+    def screen(self, server: Server, client: str, message: Message) -> str | None:
+        """Logits for every public sample of the round."""
+        assert self.task.pool is not None
+        expected = (min(self.options.subset, len(self.task.pool)), len(self.task.classes))
+        found = message.group("predictions").get("logits")
+        if found is None or tuple(found.shape) != expected or not found.is_floating_point():
+            return f"predictions should be logits of shape {expected}"
+        return None
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """The consensus of the round."""
+        parts = {"consensus": self.agree(server, replies, round)}
+        return Server({}, parts, {"subset": round.number, "accuracies": self.reported(server, replies, round)})
+
+    def agree(self, server: Server, replies: Sequence[Reply], round: Round) -> State:
+        """The plain mean of the logits, one reply in memory at a time."""
+        total = sum((reply.part("predictions")["logits"].double() for reply in replies), torch.zeros(()))
+        return {"logits": (total / len(replies)).float()}

@@ -1,0 +1,81 @@
+"""Systems without a global model: every client keeps its own and exchanges what it predicts, not its weights.
+
+A client's model is its private memory, kept in the run's folder ``clients/``. Since there is no global model to test, clients
+report how well their own do, and the accuracy in the history is the mean over the clients; each line says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Literal
+
+from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Scores, Server
+from fedstill.fusion.predict import accuracy
+from fedstill.local.fit import Fit, Term, fit, learning_rate
+from fedstill.message import Message, clone
+from fedstill.models.network import Network
+
+__all__ = ["Personal", "PersonalOptions"]
+
+ACCURACY = "accuracy of "  # the prefix of the values that carry a client's accuracies
+
+
+class PersonalOptions(Options):
+    """``tested``: whether a client's model is tested on every domain's test set, or on its own domain's alone."""
+
+    tested: Literal["everywhere", "own"] = "everywhere"
+
+
+class Personal(Algorithm):
+    """The frame of systems whose clients keep their models: FD, FedMD, Cronus."""
+
+    requires = ("predictions",)
+    Options = PersonalOptions
+
+    def start(self) -> Server:
+        """No model; what clients said and how well they did."""
+        return Server({}, {}, {"accuracies": {}})
+
+    def awake(self, client: Client) -> Network:
+        """The client's network with its own weights; in its first round the architecture's initial ones."""
+        return client.task.load(client.prototype, client.memory.group("own") or client.task.initial(client.prototype))
+
+    def study(self, network: Network, client: Client, purpose: str, terms: Sequence[Term] = (), epochs: int | None = None) -> Fit:
+        """Train on the client's private data, by ``local`` or for a number of epochs."""
+        config = self.task.config
+        local = config.local.model_copy(update={"epochs": epochs, "steps": None}) if epochs else config.local
+        rate = learning_rate(local.optimizer.lr, local.schedule, client.round, config.rounds)
+        return fit(network, client.data, local, rng=client.rng(purpose), lr=rate, terms=terms)
+
+    def answer(self, network: Network, client: Client, done: Fit) -> Message:
+        """Keep the model, and reply with the values that every such system sends."""
+        client.memory = client.memory.with_parts(own=clone(network.state_dict()))
+        reply = Message.of(samples=len(client.data), loss=done.loss)
+        every = self.task.config.evaluation.every
+        if client.round % every and client.round != self.task.config.rounds:
+            return reply
+        tests = (
+            client.task.tests
+            if self.options.tested == "everywhere" or client.domain not in client.task.tests
+            else {client.domain: client.task.tests[client.domain]}
+        )
+        found = {ACCURACY + name: accuracy(network, test) for name, test in tests.items() if test.y is not None}
+        return reply.with_parts(**found)
+
+    def reported(self, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, dict[str, float]]:
+        """Every client's latest accuracies by domain, this round's replies included."""
+        round.note(accuracy_of="the mean over the clients' own models")
+        known = dict(server.values["accuracies"])
+        for reply in replies:
+            values = reply.message.values
+            found = {key.removeprefix(ACCURACY): float(v) for key, v in values.items() if key.startswith(ACCURACY)}
+            known[reply.client] = found or known.get(reply.client, {})
+        return known
+
+    def evaluate(self, server: Server) -> Scores:
+        """The mean over the clients, by test domain; clients that are poisoned on purpose are not asked."""
+        known = server.values["accuracies"]
+        honest = {name: found for name, found in known.items() if name not in self.task.poisoned} or known
+        by_domain = {domain: [found[domain] for found in honest.values() if domain in found] for domain in self.task.tests}
+        return Scores({domain: fmean(found) for domain, found in by_domain.items() if found})
