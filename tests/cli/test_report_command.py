@@ -1,15 +1,10 @@
-import sys
-from pathlib import Path
-
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from fedstill.cli.report import report
 from fedstill.errors import FedstillError
-
-sys.path.append(str(Path(__file__).parent.parent / "report"))
-from runfolders import write_run
+from tests.report.runfolders import write_run
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from runfolders import write_comparison, write_run
 
 from fedstill.report.live import live_server
 from fedstill.report.page import build_page
 from fedstill.report.runs import load_runs
 from fedstill.report.tables import latex, markdown, summarise
+from tests.report.runfolders import write_comparison, write_run
 
 pytestmark = pytest.mark.browser
 

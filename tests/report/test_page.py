@@ -91,9 +91,18 @@ def test_any_number_by_client_has_its_course_and_a_distillation_its_losses(tmp_p
         line["votes"] = {"mnist-0": line["round"], "blended-1": 0.5}
         line["worst"] = {"not a client": 3}
         line["distillation"] = {"cnn": {"steps": 10, "first": 0.5, "last": 1.23456789e-7}}
+        line["generator_loss"] = 2.5
     shown = page_data([run])["runs"][0]
     assert shown["courses"] == {"votes": {"mnist-0": [1, 2], "blended-1": [0.5, 0.5]}}
-    assert shown["losses"] == {"distillation, first step": [0.5, 0.5], "distillation, last step": [1.2346e-7] * 2}
+    assert shown["losses"] == {"distillation, first step": [0.5, 0.5], "distillation, last step": [1.2346e-7] * 2} | {
+        "generator loss": [2.5, 2.5]
+    }
+
+
+def test_what_the_accuracy_is_of_is_passed_on(tmp_path):
+    run = load_run(write_run(tmp_path, "kdcl", rounds=1))
+    run.history[0]["accuracy_of"] = "the mean over the clients"
+    assert page_data([run])["methods"][0]["accuracyOf"] == "the mean over the clients"
 
 
 def test_weights_by_domain_are_averaged_over_rounds(tmp_path):

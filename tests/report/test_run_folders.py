@@ -89,6 +89,13 @@ def test_values_of_the_wrong_shape_are_left_out_and_named(tmp_path):
         assert f"'{name}'" in told
 
 
+def test_a_distillation_of_one_student_need_not_name_it(tmp_path):
+    (tmp_path / "history.jsonl").write_text('{"round": 1, "accuracy": 0.5, "distillation": {"steps": 9, "first": 2.0}}\n')
+    run = load_run(tmp_path)
+    assert run.history[0]["distillation"] == {"student": {"steps": 9, "first": 2.0}}
+    assert not any("distillation" in problem for problem in run.problems)
+
+
 def test_a_repeated_round_counts_once_and_the_later_line_stands(tmp_path):
     lines = [
         {"round": 1, "accuracy": 0.1},

@@ -39,6 +39,13 @@ def test_best_of_each_column_is_marked_once(tmp_path):
     assert table["fedavg"]["seeds"] == "3"
 
 
+def test_where_all_are_equal_none_is_marked(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, name)
+    table = cells(markdown(summarise(load_runs([tmp_path]))))
+    assert not any(row["MB"].startswith("**") for row in table.values())
+
+
 def test_a_target_reached_by_some_seeds_only_does_not_win(tmp_path):
     fast = load_run(write_run(tmp_path / "a", "fast"))
     slow = load_run(write_run(tmp_path / "b", "slow"))

@@ -264,13 +264,17 @@ function shades(colours) {
   return [[0, colours.back], [1, "#0072B2"]];
 }
 
+function largest(rows) {
+  return Math.max(0.001, ...known(rows.flat()));
+}
+
 function heatmap(table, colours) {
   const pool = Object.keys(table), clients = [...new Set(pool.flatMap((d) => Object.keys(table[d])))];
   const z = pool.map((d) => clients.map((c) => table[d][c] ?? null));
   const few = clients.length <= 12;
   return {
     traces: [{
-      type: "heatmap", x: clients, y: pool, z, zmin: 0, colorscale: shades(colours), xgap: 2, ygap: 2, name: "weight",
+      type: "heatmap", x: clients, y: pool, z, zmin: 0, zmax: largest(z), colorscale: shades(colours), xgap: 2, ygap: 2, name: "weight",
       texttemplate: few ? "%{z:.2f}" : "", textfont: { size: 12 }, hovertemplate: "pool %{y}, client %{x}: %{z:.4f}<extra></extra>", colorbar: { thickness: 12, outlinewidth: 0 },
     }],
     height: 130 + 44 * Math.max(pool.length, 2), minWidth: 30 * clients.length + 160,
@@ -282,7 +286,7 @@ function course(run, of, colours) {
   const weights = run.courses[of], clients = Object.keys(weights);
   if (clients.length > 8) {
     return {
-      traces: [{ type: "heatmap", x: run.round, y: clients, z: clients.map((c) => weights[c]), zmin: 0, colorscale: shades(colours), name: "weight", hovertemplate: "round %{x}, %{y}: %{z:.4f}<extra></extra>", colorbar: { thickness: 12, outlinewidth: 0 } }],
+      traces: [{ type: "heatmap", x: run.round, y: clients, z: clients.map((c) => weights[c]), zmin: 0, zmax: largest(Object.values(weights)), colorscale: shades(colours), name: "weight", hovertemplate: "round %{x}, %{y}: %{z:.4f}<extra></extra>", colorbar: { thickness: 12, outlinewidth: 0 } }],
       height: 110 + 20 * clients.length,
       layout: layout(colours, { margin: { l: 90, r: 12, t: 8, b: 40 }, xaxis: { title: { text: "round" } }, yaxis: { type: "category", autorange: "reversed", ticklabelstandoff: 6 } }),
     };

@@ -197,6 +197,7 @@
     show("targets", data.targets.length);
     show("targets-charts", reached.some(Boolean));
     show("targets-none", !reached.some(Boolean));
+    show("target-choice", reached.some(Boolean));
     if (reached.some(Boolean)) {
       // The highest that any method reached tells most: it comes first.
       const order = data.targets.map((_, i) => i).filter((i) => reached[i]).reverse();
@@ -308,6 +309,10 @@
     );
   }
 
+  function drawAccuracyOf() {
+    $("accuracy-of").textContent = data.methods.filter((m) => m.accuracyOf).map((m) => `The accuracy of ${m.label} is that of ${m.accuracyOf}.`).join(" ");
+  }
+
   function tableAs(form) {
     const { head, foot } = data.table[form];
     return [...head, ...tableOrder().map(({ row }) => row[form]), ...foot].join("\n") + "\n";
@@ -382,7 +387,7 @@
   }
 
   function drawAll() {
-    for (const part of [drawHead, drawProblems, drawSwitches, drawTable, drawCurves, drawDistillation, drawBars, drawPartition, drawWeights, drawLosses, drawImages, drawDropped, drawRepeat, drawContents]) part();
+    for (const part of [drawHead, drawProblems, drawSwitches, drawTable, drawAccuracyOf, drawCurves, drawDistillation, drawBars, drawPartition, drawWeights, drawLosses, drawImages, drawDropped, drawRepeat, drawContents]) part();
   }
 
   // ---- following a run -------------------------------------------------------------------------------------------

@@ -100,6 +100,7 @@ def _method(row: Row, places: list[int]) -> dict[str, Any]:
     return {
         "label": row.label,
         "runs": places,
+        "accuracyOf": next((str(line["accuracy_of"]) for run in row.runs for line in run.history if line.get("accuracy_of")), ""),
         "domains": {name: asdict(found) for name, found in row.domains.items()},
         "prototypes": {name: asdict(found) for name, found in row.prototypes.items()},
         "roundsTo": [asdict(found) if found else None for found in row.rounds_to.values()],
@@ -185,8 +186,10 @@ def _is_by_client(value: Any, clients: set[str]) -> bool:
 
 
 def _losses(lines: Sequence[Line]) -> dict[str, list[float | None]]:
-    """The losses by name; a distillation's first and last are losses too."""
+    """The losses by name; a distillation's first and last, and whatever is called a loss, are losses too."""
     found = _by_name(lines, "losses", digits=6)
+    for name in dict.fromkeys(key for line in lines for key in line if key.endswith("_loss")):
+        found[name.replace("_", " ")] = [_significant(number(line.get(name))) for line in lines]
     students = dict.fromkeys(name for line in lines for name in line.get("distillation", {}))
     for student in students:
         of = f" of {student}" if len(students) > 1 else ""

@@ -283,6 +283,8 @@ def _clean(line: Line) -> tuple[Line, list[str]]:
     for name in _NUMBERS_BY_TWO_NAMES:
         if name in line:
             outer = line[name] if isinstance(line[name], dict) else {}
+            if any(number(value) is not None for value in outer.values()):  # a system with one student need not name it
+                outer = {"student": outer}
             cleaned[name] = {str(key): numbers(values, f"{name}.{key}") for key, values in outer.items()}
     for name in ("clients", "dropped"):
         if name in line and not isinstance(line[name], list):

@@ -239,7 +239,8 @@ def best_rows(column: Column, rows: Sequence[Row]) -> set[int]:
     pick = max if column.better == "high" else min
     means = {p: column.text(replace(f, std=None)) for p, f in able.items()}
     winner = means[pick(able, key=lambda p: able[p].mean)]
-    return {place for place, mean in means.items() if mean == winner}
+    winners = {place for place, mean in means.items() if mean == winner}
+    return winners if len(winners) < len(rows) else set()  # where all are equal none is best
 
 
 def _seeds(row: Row) -> str:
