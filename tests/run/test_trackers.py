@@ -41,9 +41,10 @@ def test_tensorboard_has_the_numbers_of_the_history(tmp_path):
 
 def test_mlflow_has_the_numbers_of_the_history(tmp_path):
     pytest.importorskip("mlflow")
-    (tmp_path / "config.toml").write_text('seed = 4\n[algorithm]\nname = "feddf"\n')
     for part in (LINES[:2], LINES[2:]):  # the second part continues the same run, as after a resume
         following = tracker("mlflow", tmp_path)
+        # a run writes its configuration after its trackers have started
+        (tmp_path / "config.toml").write_text('seed = 4\n[algorithm]\nname = "feddf"\n')
         for line in part:
             following.round(line)
         following.close(SUMMARY)

@@ -27,7 +27,7 @@ class Tracker(Protocol):
         """Called with each line of the history."""
 
     def close(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Called once at the end; without a summary where the run was interrupted."""
+        """Called once at the end; without a summary, or with an empty one, where the run was interrupted."""
 
 
 def numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -69,7 +69,7 @@ class _TensorBoard:
         self.writer.flush()  # so that it can be watched
 
     def close(self, summary: Mapping[str, Any] | None = None) -> None:
-        if summary is not None:
+        if summary:
             self.writer.add_text("summary", f"```\n{json.dumps(summary, indent=2)}\n```")
         self.writer.close()
 
@@ -90,8 +90,8 @@ class _MLflow:
         self.run = earlier[0].info.run_id if earlier else self.client.create_run(place, run_name=folder.name).info.run_id
         if earlier:
             self.client.update_run(self.run, status="RUNNING")
-        elif (folder / "config.toml").exists():
-            self._log_config(tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")))
+        # A run writes its configuration after it has started its trackers: it is logged with the first round.
+        self.config = None if earlier else folder / "config.toml"
 
     def _log_config(self, config: Mapping[str, Any], prefix: str = "") -> None:
         for key, value in config.items():
@@ -106,12 +106,15 @@ class _MLflow:
         self.client.log_batch(self.run, metrics=found)
 
     def round(self, line: Mapping[str, Any]) -> None:
+        if self.config is not None and self.config.exists():
+            self._log_config(tomllib.loads(self.config.read_text(encoding="utf-8")))
+            self.config = None
         self._log(line, line["round"])
 
     def close(self, summary: Mapping[str, Any] | None = None) -> None:
-        if summary is not None:
+        if summary:
             self._log({"summary": summary}, summary.get("rounds", 0))
-        self.client.set_terminated(self.run, "FINISHED" if summary is not None else "KILLED")
+        self.client.set_terminated(self.run, "FINISHED" if summary else "KILLED")
 
 
 def _mlflow_name(name: str) -> str:
