@@ -26,6 +26,8 @@ from fedstill.models.network import Network
 from fedstill.run.config import Config
 from fedstill.streams import numpy_stream, subseed
 
+SERVED = ("student", "sampled")  # networks that only the server has
+
 __all__ = ["ClientInfo", "Pool", "Task"]
 
 
@@ -292,11 +294,12 @@ class Task:
     def network(self, prototype: str, role: str = "") -> Network:
         """The process's one network of this architecture (one more for each ``role``), weights as last left.
 
-        The role ``student`` is the server's own copy: what is merged, distilled into and evaluated.
+        The role ``student`` is the server's own copy: what is merged, distilled into and evaluated; ``sampled`` are models
+        that the server made of the clients'.
         """
         key = (prototype, role)
         if key not in self._networks:
-            network = self._build(prototype, name=self.served(prototype) if role == "student" else prototype)
+            network = self._build(prototype, name=self.served(prototype) if role in SERVED else prototype)
             network.mean, network.std = self.config.data.mean, self.config.data.std
             self._networks[key] = network.to(self.device)
         return self._networks[key]

@@ -23,10 +23,11 @@ class Source(Part):
 
 
 class Averaging(Part):
-    """Stochastic weight averaging of the student: the mean of its weights every ``every`` steps from ``start`` on."""
+    """Stochastic weight averaging of the student: the mean of its weights every ``every`` steps, or after every epoch of the
+    samples, from step ``start`` on."""
 
     start: Annotated[int, Field(ge=0)] = 0
-    every: Positive = 25
+    every: Positive | Literal["epoch"] = 25
 
 
 class Distillation(Part):

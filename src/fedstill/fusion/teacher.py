@@ -39,4 +39,4 @@ def teachers_of(task: Task, replies: Sequence[Reply]) -> list[Teacher]:
 
 def teacher_from(task: Task, name: str, prototype: str, state: Callable[[], State]) -> Teacher:
     """A teacher that is not a client: a sampled or averaged model."""
-    return Teacher(name, lambda: task.load(prototype, state(), role="teacher"))
+    return Teacher(name, lambda: task.load(prototype, state(), role="sampled"))

@@ -1,0 +1,115 @@
+"""FedBE: distil an ensemble that is larger than the round, of models sampled around the clients'.
+
+Chen and Chao, FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning, ICLR 2021. Teachers are the average, all
+clients and samples of a posterior over weights fitted to the clients; the student starts from the average, learns their mean
+prediction, sharpened, and is itself an average of weights along the way (SWA). With ``posterior = "swag"`` it is what FedDF's
+Table 7 calls SWAG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithms.feddf import FedDF, FedDFOptions
+from fedstill.fusion.ensemble import Space
+from fedstill.fusion.merge import by_examples
+from fedstill.fusion.norm import recalibrate
+from fedstill.fusion.options import Averaging, Distillation
+from fedstill.fusion.posterior import (
+    dirichlet_sample,
+    gaussian_sample,
+    moments,
+    swag_sample,
+    unit_gaussian_sample,
+    unit_moments,
+)
+from fedstill.fusion.teacher import Teacher, teacher_from
+from fedstill.local.options import Optimizer
+from fedstill.message import State
+
+__all__ = ["FedBE", "FedBEOptions"]
+
+
+class FedBEOptions(FedDFOptions):
+    """The paper's values; where it is silent, its authors' code's."""
+
+    posterior: Literal["gaussian", "unit-gaussian", "dirichlet", "swag"] = "gaussian"  # unit-gaussian is the authors' code
+    samples: Annotated[int, Field(ge=0)] = 10
+    scale: Annotated[float, Field(gt=0)] = 1.0  # of the variance (gaussian, swag; the SWAG paper has 0.5)
+    spread: Annotated[float, Field(gt=0)] = 0.1  # of the deviation (unit-gaussian)
+    alpha: Annotated[float, Field(gt=0)] = 0.5  # of the Dirichlet
+    clients_teach: bool = True  # besides the samples
+    average_teaches: bool = True
+    recalibrate: bool = False  # estimate each sample's BatchNorm statistics on the server's data
+    ensemble: Space = "probabilities"
+    distillation: Distillation = Distillation(
+        sharpen=0.5,  # p^2, normalised
+        reduction="mean",
+        epochs=20,
+        optimizer=Optimizer(name="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5),
+        schedule="constant",  # the cyclical rate of the paper's SWA is not in its code
+        clip=None,
+        averaging=Averaging(start=500, every=25),
+    )
+
+
+class FedBE(FedDF):
+    """FedDF with sampled teachers, sharpened targets and an averaged student."""
+
+    name = "fedbe"
+    title = "FedBE"
+    paper = "Chen and Chao, ICLR 2021"
+    parts = {
+        "merge": "average by examples",
+        "source": "unlabelled data",
+        "weighting": "uniform over the average, the clients and sampled models",
+        "distillation": "mean of probabilities, sharpened, KL, SGD, weight averaging",
+    }
+    Options = FedBEOptions
+
+    def teachers(self, server: Server, replies: Sequence[Reply], round: Round) -> list[Teacher]:
+        """The average, the samples and the clients, prototype by prototype."""
+        wanted = self.options
+        merged = self.merge(server, replies, round)
+        teachers = super().teachers(server, replies, round) if wanted.clients_teach else []
+        for name in dict.fromkeys(reply.prototype for reply in replies):
+            group = [reply for reply in replies if reply.prototype == name]
+            suffix = f"-{name}" if len(server.models) > 1 else ""
+            if wanted.average_teaches:
+                teachers.append(teacher_from(self.task, f"average{suffix}", name, partial(dict, merged[name])))
+            sample = self.sampler(name, group, server.models[name], merged[name])
+            for s in range(wanted.samples):
+                state = partial(_sampled, sample, round, name, s)
+                drawn = teacher_from(self.task, f"sample{s}{suffix}", name, state)
+                teachers.append(self.calibrated(drawn) if wanted.recalibrate else drawn)
+        return teachers
+
+    def sampler(self, name: str, group: Sequence[Reply], before: State, base: State) -> Callable[[torch.Generator], State]:
+        """A function from a random stream to a model of the posterior; buffers are always the average's."""
+        wanted = self.options
+        names = {key for key, _ in self.task.network(name).named_parameters()}
+        if wanted.posterior == "dirichlet":
+            return lambda rng: dirichlet_sample(group, names, base, wanted.alpha, rng)
+        if wanted.posterior == "unit-gaussian":
+            found = unit_moments(group, names, before)
+            return lambda rng: unit_gaussian_sample(found, before, base, wanted.spread, rng)
+        if wanted.posterior == "swag":
+            equal = moments(group, names, [1 / len(group)] * len(group))
+            return lambda rng: swag_sample(group, equal, base, wanted.scale, rng)
+        around = moments(group, names, by_examples(group))
+        return lambda rng: gaussian_sample(around, base, wanted.scale, rng)
+
+    def calibrated(self, teacher: Teacher) -> Teacher:
+        """The same teacher with BatchNorm statistics of the server's own data."""
+        return Teacher(teacher.name, lambda: recalibrate(teacher.load(), self.task.statistics_data))
+
+
+def _sampled(sample: Callable[[torch.Generator], State], round: Round, prototype: str, number: int) -> State:
+    # a stream of its own, so that a sampled teacher says the same whenever it is loaded
+    return sample(round.rng("posterior", prototype, number))

@@ -1,0 +1,56 @@
+"""FedRAD: median scores by hand, and a liar who is seldom the median."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedstill.algorithms import create
+from fedstill.algorithms.fedrad import scored_shares
+from fedstill.errors import FedstillError
+from fedstill.fusion.ensemble import ensemble_table
+from fedstill.fusion.weightings.robust import Median
+from fedstill.run.loop import run
+from fedstill.task import Task
+
+from ..fusion.speakers import Linear, pool, teach
+
+
+def test_the_table_is_the_lower_median_of_logits():
+    networks, samples = [Linear(4, 3, seed=k) for k in range(4)], pool(9)
+    table = ensemble_table(teach(networks), samples, Median())
+    together = torch.stack([network(samples.x) for network in networks]).detach()
+    lower = together.sort(0).values[1]  # of four, the second smallest
+    assert torch.allclose(table.targets, lower.softmax(1), atol=1e-6)
+    wanted = [float((together[k] == lower).double().mean()) for k in range(4)]
+    assert table.weights.mean(0).tolist() == pytest.approx(wanted)
+
+
+def test_scores_times_examples():
+    assert scored_shares([0.6, 0.4, 0.0], [10, 30, 50]) == pytest.approx([6 / 18, 12 / 18, 0.0])
+    assert scored_shares([0.0, 0.0], [1, 3]) == [0.25, 0.75]
+
+
+def test_a_liar_is_heard_less(tiny, tmp_path):
+    config = tiny(
+        rounds=2,
+        data={"holdout": 0.3, "poison": {"clients": ["mnist-0"], "kind": "gaussian", "scale": 20.0}},
+        clients={"per_domain": 3},
+        local={"epochs": 3},
+        algorithm={"name": "fedrad"},
+    )
+    weights = run(config, tmp_path / "a").history[-1]["weights"]
+    liar = weights.pop("mnist-0")
+    assert sum(weights.values()) + liar == pytest.approx(1, abs=1e-3)
+    assert liar < min(weights.values())
+
+
+def test_feddf_with_the_median_is_fedrad_without_scores(tiny, tmp_path):
+    config = tiny(data={"holdout": 0.3}, algorithm={"name": "feddf", "weighting": "median", "distillation": {"steps": 5}})
+    assert 0 <= run(config, tmp_path / "a").accuracy <= 1
+
+
+def test_fresh_inputs_are_refused(tiny):
+    config = tiny(data={"holdout": 0.3}, algorithm={"name": "fedrad", "distillation": {"fresh": True}})
+    with pytest.raises(FedstillError, match="one pool a round"):
+        create(Task(config))
