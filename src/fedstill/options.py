@@ -33,6 +33,7 @@ class Part(BaseModel):
     def _over_defaults(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
+        given = laid_over(cls.presets(given), given)
         nested = {name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Part)}
         over = {
             name: laid_over(default.model_dump(), given[name])
@@ -40,6 +41,11 @@ class Part(BaseModel):
             if isinstance(given.get(name), Mapping)
         }
         return {**given, **over}
+
+    @classmethod
+    def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Values that what is given brings with it, such as a named set of defaults; what is given wins over them."""
+        return {}
 
 
 def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

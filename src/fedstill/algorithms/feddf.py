@@ -138,16 +138,17 @@ class FedDF(Algorithm):
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
         """Local training, and the report that the weighting asks for."""
-        report: State = {}
-        late = self.report is not None and after_training(self.report)
-        if self.report and not late:
-            report = make_report(self.report, message, client, self.settings)
+        early = self.reported(message, client, late=False)
         reply = self.update(message, client)
-        if self.report and late:
-            report = make_report(self.report, message, client, self.settings)
         if self.options.contrastive:
             client.memory = client.memory.with_parts(previous=reply.group("model"))
-        return reply.with_parts(**{self.report: report}) if self.report else reply
+        return reply.with_parts(**early, **self.reported(message, client, late=True))
+
+    def reported(self, message: Message, client: Client, late: bool) -> dict[str, State]:
+        """What the weighting asks for, if it is made with the weights as received, or ``late`` with those just trained."""
+        if self.report is None or after_training(self.report) != late:
+            return {}
+        return {self.report: make_report(self.report, message, client, self.settings)}
 
     # -- the server (Algorithm 1, lines 6 to 10; Algorithm 3) ----------------------------------------------------------------
 

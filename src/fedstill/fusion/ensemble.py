@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ from fedstill.fusion.teacher import Teacher
 from fedstill.fusion.weighting import Ready, Scored, Voting, Weighting
 from fedstill.models.network import Network
 
-__all__ = ["Space", "Table", "Words", "ensemble_table", "spread", "words_of"]
+__all__ = ["Space", "Table", "Words", "ensemble_table", "scored_table", "spread", "summed_space", "words_of"]
 
 Space = Literal["logits", "probabilities", "losses"]
 
@@ -62,8 +62,7 @@ def ensemble_table(
     ``K / K_c`` times the weighted sum of probabilities, ``K_c`` being the number of teachers that know it, and rows are
     normalised again. With equal weights that is the mean over the teachers that know the class.
     """
-    if space == "losses":
-        space = "probabilities" if direction == "forward" else "logits"
+    space = summed_space(space, direction)
     heard = _heard(teachers)
     silent = heard is not None and bool((heard < len(teachers)).any())
     if silent and space == "logits" and not isinstance(weighting, Voting):
@@ -90,22 +89,39 @@ def ensemble_table(
         progress(k + 1, len(teachers))
     assert total is not None, "an ensemble needs a teacher"
     weights = torch.stack(columns, 1)
-    sample_weight = None
     if isinstance(weighting, Scored):
-        # normalised after the pass: sum_k s_k f_k / sum_k s_k; a sample that nobody knows teaches nothing
-        mass = weights.sum(1, keepdim=True)
-        known = mass > 0
-        if not bool(known.any()):
-            raise FedstillError("every teacher's score is zero for every sample: the weighting has broken down")
-        sample_weight = None if bool(known.all()) else known[:, 0].to(total.dtype)
-        total, weights = total / mass.where(known, 1), weights / mass.where(known, 1)
-        if space == "probabilities":
-            total = torch.where(known, total, 1 / total.shape[1])
+        table = scored_table(total, weights.sum(1, keepdim=True), weights, space=space, temperature=temperature)
+    else:
+        table = Table(total if space == "probabilities" else (total / temperature).softmax(1), weights)
     if silent and heard is not None:
-        total = total * (len(teachers) / heard.to(total.device, total.dtype))
-        total = total / total.sum(1, keepdim=True)
-    targets = total if space == "probabilities" else (total / temperature).softmax(1)
-    return Table(targets, weights, sample_weight)
+        targets = table.targets * (len(teachers) / heard.to(total.device, total.dtype))
+        return replace(table, targets=targets / targets.sum(1, keepdim=True))
+    return table
+
+
+def summed_space(space: Space, direction: str) -> Space:
+    """What is summed over the teachers: ``losses`` is a sum of probabilities or of logits, by the divergence's direction."""
+    if space != "losses":
+        return space
+    return "probabilities" if direction == "forward" else "logits"
+
+
+def scored_table(total: Tensor, mass: Tensor, weights: Tensor, *, space: Space, temperature: float = 1.0) -> Table:
+    """The table of sums over the teachers, normalised after the pass: ``sum_k s_k f_k / sum_k s_k``. ``total`` is (n, classes),
+    ``mass`` the sum of scores (n, 1), ``weights`` the scores (n, teachers). A sample that nobody knows teaches nothing.
+
+    >>> table = scored_table(torch.tensor([[0.5, 1.0]]), torch.tensor([[1.5]]), torch.tensor([[0.5, 1.0]]), space="probabilities")
+    >>> [round(p, 4) for p in table.targets[0].tolist()]
+    [0.3333, 0.6667]
+    """
+    known = mass > 0
+    if not bool(known.any()):
+        raise FedstillError("every teacher's score is zero for every sample: the weighting has broken down")
+    sample_weight = None if bool(known.all()) else known[:, 0].to(total.dtype)
+    total, weights = total / mass.where(known, 1), weights / mass.where(known, 1)
+    if space == "probabilities":
+        return Table(torch.where(known, total, 1 / total.shape[1]), weights, sample_weight)
+    return Table((total / temperature).softmax(1), weights, sample_weight)
 
 
 def spread(spoken: Tensor, places: Sequence[int], classes: int, silence: float) -> Tensor:

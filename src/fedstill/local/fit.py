@@ -110,10 +110,12 @@ def fit(
     terms: Sequence[Term] = (),
     parameters: Sequence[nn.Parameter] | None = None,
     base_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
+    after: Callable[[Batch], None] | None = None,
 ) -> Fit:
     """Train ``network`` in place on ``data``: minimise ``base_loss(logits, y)`` plus the sum of ``terms``.
 
-    ``parameters`` limits what is trained (all by default). A last batch of one sample is skipped where the network has
+    ``parameters`` says what is trained (all of the network by default); ``after`` is called when a step has been taken, for
+    an opponent's turn. A last batch of one sample is skipped where the network has
     batch statistics, which one sample cannot give.
     """
     network.train()
@@ -138,7 +140,8 @@ def fit(
         x = whole[index] if whole is not None else normalise(augment(x_all[index], flip, crop, rng))
         y = y_all[index]
         optimizer.zero_grad(set_to_none=True)
-        if terms:
+        batch: Batch | None = None
+        if terms or after:
             features = network.features(x)
             logits = network.head(features)
             loss = base_loss(logits, y)
@@ -151,6 +154,9 @@ def fit(
         if local.clip is not None:
             nn.utils.clip_grad_norm_(chosen, local.clip)
         optimizer.step()
+        if after is not None:
+            assert batch is not None
+            after(batch)
         losses.append(loss.detach())
         step += 1
     last = losses[-per_epoch:]

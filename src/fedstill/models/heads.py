@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from .network import Network
 
-__all__ = ["bottleneck", "projection"]
+__all__ = ["HeadOnly", "bottleneck", "projection"]
+
+
+class HeadOnly(Network):
+    """The last layer of a network on its own, sharing its weights: its inputs are the network's features."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.head, self.feature_dim, self.classes = network.head, network.feature_dim, network.classes
+
+    def backbone(self, x: Tensor) -> Tensor:
+        return x
 
 
 def projection(network: Network, width: int) -> Network:

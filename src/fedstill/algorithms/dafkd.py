@@ -1,0 +1,380 @@
+"""DaFKD: distil on generated samples, counting each teacher as much as its domain discriminator believes in the sample.
+
+Wang et al., DaFKD: Domain-aware Federated Knowledge Distillation, CVPR 2023. Clients train a classifier and a personal
+discriminator that share their layers, against a generator; the server averages models and generators, draws samples, weighs each
+teacher's word on each of them (Eq. 7) and distils (Eq. 8). Appendix A moves the game to features, Appendix B keeps the
+discriminators with the clients.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedstill.algorithm import Client, Reply, Round, Server
+from fedstill.algorithms.feddf import FedDF, FedDFOptions
+from fedstill.data.samples import Samples
+from fedstill.errors import FedstillError
+from fedstill.fusion.ensemble import Space, scored_table, summed_space
+from fedstill.fusion.merge import MergeName, by_examples, uniform, weighted_sum
+from fedstill.fusion.options import Distillation, Source
+from fedstill.fusion.predict import apply
+from fedstill.fusion.source import draw
+from fedstill.fusion.transfer import learn, note_merged
+from fedstill.local.adversarial import Adversarial, Discriminator, Game
+from fedstill.local.fit import fit, learning_rate
+from fedstill.local.masking import key_pair, masked, unmasked_sum
+from fedstill.local.options import Optimizer
+from fedstill.message import Message, State, clone
+from fedstill.models.generator import Generator, build_generator
+from fedstill.models.heads import HeadOnly
+from fedstill.models.network import Network
+from fedstill.options import Part, Positive
+from fedstill.streams import subseed
+
+__all__ = ["DaFKD", "DaFKDOptions", "GeneratorPart"]
+
+
+class GeneratorPart(Part):
+    """A generator: its kind (``fedstill.models.generator_kinds``), the width of its noise, and the options of its kind."""
+
+    kind: str = "mlp-conditional"  # two embeddings and fully connected layers, the paper's words
+    noise_dim: Positive = 100
+    options: dict[str, Any] = {}
+
+
+# What the authors' code does where it differs from the paper (docs/dafkd.md has the table)
+AUTHORS_CODE: Mapping[str, Any] = {
+    "merge": "examples",
+    "ensemble": "logits",
+    "distillation": {
+        "temperature": 20.0,
+        "square": True,
+        "reduction": "mean",
+        "optimizer": {"name": "adam", "lr": 1e-4, "weight_decay": 0.0},
+        "student_norm": "train",
+    },
+    "generator": {"kind": "dcgan"},
+    "adversarial": {
+        "weight": 2.0,
+        "generator_loss": "non-saturating",
+        "generator_optimizer": {"name": "adam", "lr": 1e-4, "weight_decay": 1e-4, "betas": [0.5, 0.99]},
+        "gradient_penalty": 0.3,
+        "penalty_norm": "pixel",
+        "rounds": 3,
+        "generator_rounds": 5,
+        "epochs": 5,
+        "generated_norm": "updated",
+    },
+    "local_optimizer": {"name": "adam", "lr": 1e-4},
+    "personal": False,
+    "pool_generator": "previous",
+    "first_distillation": 2,
+}
+
+
+class DaFKDOptions(FedDFOptions):
+    """The paper's defaults; ``preset = "authors-code"`` changes them to what the authors' code does. Where both are silent the
+    comment says what is ours."""
+
+    preset: Literal["paper", "authors-code"] = "paper"
+    merge: MergeName = "uniform"  # Eq. 6
+    source: Source = Source(kind="generator", size=1280)  # the size is the code's; the paper does not say
+    weighting: str = "discriminator"  # Eq. 7
+    ensemble: Space = "probabilities"  # Eq. 8
+    distillation: Distillation = Distillation(
+        steps=1600,  # the code's; the paper does not say
+        batch_size=32,
+        optimizer=Optimizer(name="sgd", lr=0.01, weight_decay=1e-3),  # the paper names the rate, not the optimiser
+        schedule="constant",
+        clip=None,
+        patience=None,
+    )
+    generator: GeneratorPart = GeneratorPart()
+    adversarial: Adversarial = Adversarial()
+    local_optimizer: Optimizer | None = None  # instead of [local]'s, for classifier and discriminator
+    no_sharing: bool = False  # Table 3: the discriminator is a network of its own
+    no_correlation: bool = False  # Table 3: every teacher counts alike
+    level: Literal["images", "features"] = "images"  # Appendix A: generate features of the layer before the head
+    secure: bool = False  # Appendix B: discriminators stay, the server learns only sums over the clients
+    personal: bool = True  # each client keeps its own discriminator; else the server averages and sends one
+    pool_generator: Literal["current", "previous"] = "current"  # Algorithm 1, line 11
+    first_distillation: Positive = 1  # the first round that distils
+
+    @classmethod
+    def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The authors' code's defaults, a generator of features for Appendix A, and equal weights for the ablation."""
+        found = dict(AUTHORS_CODE) if given.get("preset") == "authors-code" else {}
+        if given.get("level") == "features":
+            found["generator"] = {"kind": "features"}
+        if given.get("no_correlation"):
+            found["weighting"] = "uniform"
+        return found
+
+
+class DaFKD(FedDF):
+    """Algorithm 1, in its order."""
+
+    name = "dafkd"
+    title = "DaFKD"
+    paper = "Wang et al., CVPR 2023"
+    parts = {
+        "local term": "adversarial (discriminator + generator)",
+        "report": "discriminator, generator",
+        "merge": "uniform",
+        "source": "global generator",
+        "weighting": "discriminator",
+        "distillation": "weighted mean of probabilities, KL(teachers || student), SGD",
+    }
+    Options = DaFKDOptions
+
+    def __init__(self, task: Any, options: Part | None = None):
+        super().__init__(task, options)
+        chosen = self.options
+        if chosen.level == "features":
+            if chosen.no_sharing:
+                raise FedstillError("no_sharing with level = 'features': a discriminator of features has no layers of its own")
+            if chosen.source.kind != "generator":
+                raise FedstillError("level = 'features' distils on generated features: source.kind must be 'generator'")
+        if (chosen.generator.kind == "features") != (chosen.level == "features"):
+            raise FedstillError(f"level = '{chosen.level}' cannot have generator.kind = '{chosen.generator.kind}'")
+        if chosen.no_correlation and chosen.weighting != "uniform":
+            raise FedstillError(f"no_correlation weighs teachers alike, and weighting = '{chosen.weighting}' was asked for")
+        if chosen.secure and (chosen.weighting != "discriminator" or chosen.source.kind != "generator" or chosen.drop_worst):
+            raise FedstillError(
+                "secure = true sums discriminator weights over generated samples: it goes with weighting = 'discriminator', "
+                "source.kind = 'generator' and no drop_worst"
+            )
+
+    # -- the parts that are this system's own ----------------------------------------------------------------------------------
+
+    def new_generator(self) -> Generator:
+        """The generator with its initial weights, a function of the seed alone."""
+        widths = {self.task.network(name).feature_dim for name in self.task.prototypes}
+        if self.options.level == "features" and len(widths) > 1:
+            raise FedstillError(f"level = 'features' needs models whose features are equally wide, not {sorted(widths)}")
+        part = self.options.generator
+        made = build_generator(
+            part.kind,
+            classes=len(self.task.classes),
+            shape=self.task.shape,
+            feature_dim=min(widths),
+            noise_dim=part.noise_dim,
+            seed=subseed(self.task.seed, "generator"),
+            **part.options,
+        )
+        return made.to(self.task.device)
+
+    def load_generator(self, state: State) -> Generator:
+        """The generator with these weights."""
+        generator = self.new_generator()
+        generator.load_state_dict(state)
+        return generator
+
+    @property
+    def space(self) -> Space:
+        """Whether probabilities or logits are summed."""
+        return summed_space(self.options.ensemble, self.options.distillation.direction)
+
+    def distils(self, round: int) -> bool:
+        """Whether this round has a distillation."""
+        return round >= self.options.first_distillation
+
+    # -- in each selected client (lines 15 to 26) --------------------------------------------------------------------------------
+
+    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+        """Lines 16 to 26, or in a second phase the client's masked word on the common samples (Appendix B)."""
+        return self.speak(message, client) if phase == "speak" else super().train(message, client, phase)
+
+    def update(self, message: Message, client: Client) -> Message:
+        """Train classifier and discriminator jointly and the generator against them; the discriminator is kept for next time."""
+        config, local = self.task.config, self.task.config.local
+        if self.options.local_optimizer is not None:
+            local = local.model_copy(update={"optimizer": self.options.local_optimizer})
+        network = self.task.load(client.prototype, message.group("model"))  # line 17
+        generator = self.load_generator(message.group("generator"))
+        mine = (client.memory if self.options.personal else message).group("discriminator")
+        discriminator = Discriminator(network, mine, sharing=not self.options.no_sharing).train()  # line 18
+        game = Game(
+            discriminator,
+            generator,
+            self.options.adversarial,
+            round=client.round,
+            steps_per_epoch=-(-len(client.data) // local.batch_size),
+            features=self.options.level == "features",
+        )
+        done = fit(  # lines 19 to 25
+            network,
+            client.data,
+            local,
+            rng=client.rng("fit"),
+            lr=learning_rate(local.optimizer.lr, local.schedule, client.round, config.rounds),
+            terms=[*self.terms(message, client), game.term],  # Eq. 9
+            parameters=[*network.parameters(), *discriminator.parameters()],
+            after=game.turn,  # Eq. 3
+        )
+        client.memory = client.memory.with_parts(discriminator=discriminator.state())
+        reply = Message.of(
+            model=clone(network.state_dict()),
+            generator=clone(generator.state_dict()),
+            samples=len(client.data),
+            loss=done.loss,
+        )
+        if self.options.secure and self.distils(client.round):
+            secret, public = key_pair()
+            client.memory = client.memory.with_parts(trained=reply.group("model"), secret=f"{secret:x}")
+            return reply.with_parts(key=f"{public:x}")
+        return reply.with_parts(discriminator=discriminator.state()) if self.sends_discriminator else reply  # line 26
+
+    def reported(self, message: Message, client: Client, late: bool) -> dict[str, State]:
+        """What another weighting asks for; the discriminator is this system's own."""
+        return {} if self.report == "discriminator" else super().reported(message, client, late)
+
+    @property
+    def sends_discriminator(self) -> bool:
+        """Whether the discriminator leaves the client: where it weighs the teachers, or all share one."""
+        return not self.options.personal or (self.report == "discriminator" and not self.options.secure)
+
+    def speak(self, message: Message, client: Client) -> Message:
+        """Appendix B: ``f(theta_k; x_i) s(w_k; x_i)`` and ``f(theta_k; x_i)`` of the common samples, masked.
+
+        The paper sends the product in the clear; as soft predictions sum to one, its sum over the classes *is* the factor. So the
+        product is masked as well, and the server learns nothing but the sums over the clients.
+        """
+        generator = self.load_generator(message.group("generator"))
+        rng = torch.Generator().manual_seed(int(message.values["pool_seed"]))
+        samples = draw(self.options.source, self.task, rng, generator)
+        network = self.view(self.task.load(client.prototype, client.memory.group("trained")))
+        mine = client.memory.group("discriminator")
+        discriminator = Discriminator(network, mine, sharing=not self.options.no_sharing).eval()
+
+        def answer(x: Tensor) -> Tensor:
+            features = network.features(x)
+            spoken = network.head(features)
+            if self.space == "probabilities":
+                spoken = (spoken / self.options.distillation.temperature).softmax(1)
+            factor = torch.sigmoid(discriminator(x, features))[:, None]
+            return torch.cat([factor * spoken, factor], 1)
+
+        keys = {name: int(key, 16) for name, key in json.loads(str(message.values["keys"])).items()}
+        secret = int(str(client.memory.values["secret"]), 16)
+        hidden = masked(apply(answer, network, samples), client.id, secret, keys, f"round {client.round}")
+        served = ("trained/", "secret")  # the trained weights and the secret are forgotten
+        client.memory = Message(
+            {name: tensor for name, tensor in client.memory.tensors.items() if not name.startswith(served)},
+            {name: value for name, value in client.memory.values.items() if name not in served},
+        )
+        return Message.of(answers={"masked": hidden}, samples=len(client.data))
+
+    # -- in the server (lines 1 to 14) -----------------------------------------------------------------------------------------
+
+    def phases(self, round: int) -> Sequence[str]:
+        """One exchange; under Appendix B a second one, in which the clients speak about the common samples."""
+        return ("train", "speak") if self.options.secure and self.distils(round) else ("train",)
+
+    def required(self, phase: str) -> Sequence[str]:
+        """Models and generators, or masked answers."""
+        if phase == "speak":
+            return ("answers",)
+        return ("model", "generator", *(["discriminator"] if self.sends_discriminator else []))
+
+    def screen(self, server: Server, client: str, message: Message) -> str | None:
+        """Generators must fit the common one."""
+        template = server.parts["generator"]
+        sent = message.group("generator")
+        if sent and {n: t.shape for n, t in sent.items()} != {n: t.shape for n, t in template.items()}:
+            return "its generator is not the common one's shape"
+        return None
+
+    def start(self) -> Server:
+        """Line 2: initial classifier and generator."""
+        server = super().start()
+        server.parts["generator"] = clone(self.new_generator().state_dict())
+        return server
+
+    def instruct(self, server: Server, client: str, round: Round) -> Message:
+        """Line 6: the classifier and the generator; in the second phase the samples' generator and seed, and everyone's keys."""
+        if round.phase == "speak":
+            return Message.of(
+                generator=server.parts["pool-generator"],
+                pool_seed=self.source_rng(round).initial_seed(),
+                keys=json.dumps(server.values["keys"]),
+            )
+        message = super().instruct(server, client, round).with_parts(generator=server.parts["generator"])
+        if not self.options.personal and "discriminator" in server.parts:
+            message = message.with_parts(discriminator=server.parts["discriminator"])
+        return message
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Lines 9 to 13."""
+        if round.phase == "speak":
+            return self.hear(server, replies, round)
+        shares = by_examples(replies) if self.options.merge == "examples" else uniform(replies)
+        parts = {"generator": weighted_sum((reply.part("generator") for reply in replies), shares)}  # Eq. 4
+        if not self.options.personal:
+            parts["discriminator"] = weighted_sum((reply.part("discriminator") for reply in replies), shares)
+        pool = parts["generator"] if self.options.pool_generator == "current" else server.parts["generator"]
+        if not self.distils(round.number):
+            return Server(self.merge(server, replies, round), parts, server.values)
+        if self.options.secure:
+            return self.ask(server, replies, round, parts, pool)
+        drawn_from = Server(server.models, {"generator": pool}, server.values)
+        return Server(super().fuse(drawn_from, replies, round).models, parts, server.values)  # lines 10 to 13
+
+    def ask(self, server: Server, replies: Sequence[Reply], round: Round, parts: dict[str, State], pool: State) -> Server:
+        """Appendix B, between the phases: the students' starts, and what the clients need to speak."""
+        if len(replies) < 2:
+            raise FedstillError(f"round {round.number}: secure = true hides a client among others, and only one replied")
+        merged = self.merge(server, replies, round)
+        note_merged(self.task, merged, round)
+        keys = {reply.client: reply.message.values["key"] for reply in replies}
+        starts = self.starts(server, merged, round)
+        return Server({**merged, **starts}, {**parts, "pool-generator": pool}, {**server.values, "keys": keys})
+
+    def hear(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Appendix B: masks cancel in the sum over the clients; then Eq. 7 and 8 as ever."""
+        missing = server.values["keys"].keys() - {reply.client for reply in replies}
+        if missing:
+            raise FedstillError(
+                f"round {round.number}: {', '.join(sorted(missing))} did not speak, so the masks of the others do not cancel; "
+                f"the checkpoint of round {round.number - 1} can be resumed"
+            )
+        sums = unmasked_sum(reply.part("answers")["masked"] for reply in replies).float().to(self.task.device)
+        mass = sums[:, -1:]
+        table = scored_table(
+            sums[:, :-1],
+            mass,
+            mass.new_empty(len(mass), 0),  # nobody's own weights are known
+            space=self.space,
+            temperature=self.options.distillation.temperature,
+        )
+        samples = self.draw(Server({}, {"generator": server.parts["pool-generator"]}), round)
+        models = learn(self.task, server.models, samples, table, self.options.distillation, round, view=self.view)
+        parts = {name: state for name, state in server.parts.items() if name != "pool-generator"}
+        values = {name: value for name, value in server.values.items() if name != "keys"}
+        return Server({**server.models, **models}, parts, values)
+
+    def draw(self, server: Server, round: Round) -> Samples:
+        """Line 11: the pool, from the generator or wherever ``source`` says."""
+        return draw(self.options.source, self.task, self.source_rng(round), self.load_generator(server.parts["generator"]))
+
+    def view(self, network: Network) -> Network:
+        """Generated features go to the heads alone (Appendix A)."""
+        return HeadOnly(network) if self.options.level == "features" else network
+
+    def samples(self, server: Server, round: Round) -> Tensor | None:
+        """Eight rows of generated images, a column a class, from the same noise every time."""
+        if self.options.level == "features":
+            return None
+        return class_grid(self.load_generator(server.parts["generator"]), Round(0, round.total, round.seed).rng("samples"))
+
+
+def class_grid(generator: Generator, rng: torch.Generator, rows: int = 8) -> Tensor:
+    """``rows`` images of each class, in the order of a grid whose columns are the classes."""
+    generator.eval()
+    with torch.no_grad():
+        return generator.sample(rows * generator.classes, rng, torch.arange(generator.classes).repeat(rows))[0]

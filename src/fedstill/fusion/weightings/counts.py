@@ -1,0 +1,36 @@
+"""Weights from the clients' label counts (FedFTG's class-level ensemble; Zhang et al., CVPR 2022)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedstill.fusion.weighting import Scene, Scored, register
+from fedstill.models.network import Network
+
+__all__ = ["ByCounts", "class_weights"]
+
+
+def class_weights(counts: Tensor) -> Tensor:
+    """How much each client counts for each class, ``n_k^y / sum_j n_j^y``, of counts (clients, classes). A class that nobody has
+    gets equal weights.
+
+    >>> class_weights(torch.tensor([[3, 0, 0], [1, 2, 0]])).tolist()
+    [[0.75, 0.0, 0.5], [0.25, 1.0, 0.5]]
+    """
+    counts = counts.double()
+    total = counts.sum(0)
+    return torch.where(total > 0, counts / total.clamp_min(1), 1 / len(counts)).float()
+
+
+@register("counts", report="counts", summary="each teacher's share of the classes it sees in the sample (after FedFTG)")
+class ByCounts(Scored):
+    """FedFTG knows the label of a sample it generated; an unlabelled sample has none, so a teacher's score is the weight it
+    expects under its own prediction, ``sum_c p_k(c | x) n_k^c / sum_j n_j^c``."""
+
+    def __init__(self, scene: Scene):
+        self.shares = class_weights(torch.stack([reply.part("counts")["labels"] for reply in scene.replies]))
+
+    def score(self, k: int, network: Network, x: Tensor, features: Tensor) -> Tensor:
+        """The expected class-level weight."""
+        return network.head(features).softmax(1) @ self.shares[k].to(features.device)

@@ -1,0 +1,28 @@
+"""DaFKD's weighting: each teacher counts as much as its own domain discriminator believes in the sample (Eq. 7)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedstill.fusion.weighting import Scene, Scored, register
+from fedstill.local.adversarial import Discriminator
+from fedstill.models.network import Network
+
+__all__ = ["ByDiscriminator"]
+
+
+@register("discriminator", report="discriminator", summary="each teacher's own domain discriminator (DaFKD, Eq. 7)")
+class ByDiscriminator(Scored):
+    """Eq. 7: ``f(theta_k; x) / sum_j f(theta_j; x)``, on generated or any other samples."""
+
+    def __init__(self, scene: Scene):
+        self.replies = scene.replies
+        self.loaded: tuple[int, Discriminator] | None = None  # teachers stream by, so does their discriminator
+
+    def score(self, k: int, network: Network, x: Tensor, features: Tensor) -> Tensor:
+        """``f(theta_k; x)``: the probability that ``x`` is from client k's data."""
+        if self.loaded is None or self.loaded[0] != k:
+            state = self.replies[k].part("discriminator")
+            self.loaded = k, Discriminator(network, state, sharing=len(state) == 2).eval()
+        return torch.sigmoid(self.loaded[1](x, features))

@@ -1,0 +1,240 @@
+"""The adversarial game of DaFKD's clients (Wang et al., CVPR 2023): a classifier that also discriminates, and a generator.
+
+The discriminator says how likely a sample is from the client's own data. It shares every layer before the last with the
+classifier, so it is one linear layer on the classifier's features; without sharing it is a network of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedstill.algorithm import Client
+from fedstill.data.samples import Samples
+from fedstill.fusion.norm import BatchNorm, freeze_statistics
+from fedstill.fusion.predict import apply
+from fedstill.local.fit import Batch, optimiser
+from fedstill.local.options import Optimizer
+from fedstill.local.reports import report
+from fedstill.message import Message, State, clone
+from fedstill.models.generator import Generator
+from fedstill.models.network import Network
+from fedstill.options import Part, Positive
+
+__all__ = [
+    "Adversarial",
+    "Discriminator",
+    "Game",
+    "adversarial_loss",
+    "generator_loss",
+    "gradient_penalty",
+]
+
+
+class Adversarial(Part):
+    """How classifier, discriminator and generator play; the defaults are the paper's."""
+
+    weight: Annotated[float, Field(ge=0)] = 1.0  # of Eq. 2 in Eq. 9; the authors' code adds the two means, which is 2
+    generator_loss: Literal["saturating", "non-saturating"] = "saturating"  # Eq. 3 as written, or -log D(G(z))
+    generator_optimizer: Optimizer = Optimizer(name="adam", lr=1e-3, weight_decay=1e-3)
+    gradient_penalty: Annotated[float, Field(ge=0)] = 0.0  # not in the paper; 0.3 in the authors' code
+    penalty_norm: Literal["sample", "pixel"] = "sample"  # of the whole gradient, or over the channels of each pixel
+    rounds: Positive | None = None  # rounds in which the discriminator learns; all
+    generator_rounds: Positive | None = None  # rounds in which the generator learns; all
+    epochs: Positive | None = None  # epochs of a round in which they play; all
+    # BatchNorm when generated samples pass the shared layers: "running" normalises them as the server will, by the
+    # statistics of real data; "batch" by their own, leaving the running ones alone; "updated" as any training batch
+    generated_norm: Literal["running", "batch", "updated"] = "running"
+
+
+def adversarial_loss(real: Tensor, generated: Tensor) -> Tensor:
+    """Eq. 2, of the discriminator's logits: ``-1/(D + D') [ sum log f(x) + sum log(1 - f(x')) ]``.
+
+    >>> round(float(adversarial_loss(torch.zeros(3), torch.zeros(1))), 4)  # f = 1/2 everywhere: log 2
+    0.6931
+    """
+    # log f = -softplus(-d) and log(1 - f) = -softplus(d): exact where the sigmoid would round to 0 or 1
+    return (F.softplus(-real).sum() + F.softplus(generated).sum()) / (len(real) + len(generated))
+
+
+def generator_loss(generated: Tensor, kind: str = "saturating") -> Tensor:
+    """What the generator minimises, of the discriminator's logits: Eq. 3's ``E log(1 - f)``, or ``-E log f``.
+
+    >>> d = torch.zeros(2)
+    >>> round(float(generator_loss(d)), 4), round(float(generator_loss(d, "non-saturating")), 4)
+    (-0.6931, 0.6931)
+    """
+    return -F.softplus(generated).mean() if kind == "saturating" else F.softplus(-generated).mean()
+
+
+def gradient_penalty(discriminate: Any, real: Tensor, generated: Tensor, rng: torch.Generator, norm: str = "sample") -> Tensor:
+    """``mean (||grad_x f(x~)|| - 1)^2`` at ``x~ = u x + (1 - u) x'``, u uniform a sample.
+
+    ``norm`` is that of a sample's whole gradient, or of its channels at each ``pixel`` as in the authors' code.
+
+    >>> linear = lambda x: x.flatten(1).sum(1) * 100  # the sigmoid is flat there: no gradient at all
+    >>> x = torch.ones(2, 1, 2, 2)
+    >>> float(gradient_penalty(linear, x, x, torch.Generator()))
+    1.0
+    """
+    n = min(len(real), len(generated))
+    u = torch.rand(n, *[1] * (real.ndim - 1), generator=rng).to(real.device)
+    between = (u * real[:n] + (1 - u) * generated[:n]).detach().requires_grad_()
+    (slope,) = torch.autograd.grad(torch.sigmoid(discriminate(between)).sum(), between, create_graph=True)
+    size = slope.norm(dim=1) if norm == "pixel" else slope.flatten(1).norm(dim=1)
+    return (size - 1).square().mean()
+
+
+class Discriminator(nn.Module):
+    """``f(theta; x)`` as a logit: ``head`` on a classifier's features, or where nothing is shared on an ``own`` network's.
+
+    >>> from fedstill.models import build
+    >>> classifier = build("mlp", classes=3, shape=(1, 4, 4), hidden=[5], seed=0)
+    >>> shared, alone = Discriminator(classifier), Discriminator(classifier, sharing=False)
+    >>> sum(t.numel() for t in shared.state().values()), sum(t.numel() for t in alone.state().values())
+    (6, 91)
+    """
+
+    def __init__(self, classifier: Network, state: Mapping[str, Tensor] | None = None, *, sharing: bool = True):
+        super().__init__()
+        self.own: Network | None = None
+        device = next(classifier.parameters()).device
+        head = nn.Linear(classifier.feature_dim, 1).to(device)
+        # an undecided start, f = 1/2 everywhere, the same for every client and free of any random stream
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        if not sharing:
+            self.own = copy.deepcopy(classifier)  # starts as the classifier is, and goes its own way
+            self.own.head = head
+        self.head = head
+        if state:
+            self.load(state)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a :meth:`state`."""
+        whole = self.own if self.own is not None else nn.ModuleDict({"head": self.head})
+        whole.load_state_dict(dict(state))
+
+    def state(self) -> State:
+        """What is the discriminator's alone: its head, or a whole network."""
+        whole = self.own if self.own is not None else nn.ModuleDict({"head": self.head})
+        return clone(whole.state_dict())
+
+    def body(self, classifier: Network) -> Network:
+        """The network whose features the head reads."""
+        return self.own if self.own is not None else classifier
+
+    def forward(self, x: Tensor, features: Tensor) -> Tensor:
+        """Logits (n,) of inputs ``x`` whose features in the classifier are ``features``."""
+        seen = self.own.features(x) if self.own is not None else features
+        return self.head(seen).squeeze(1)
+
+
+class Game:
+    """One client's turn of the game (Algorithm 1, lines 19 to 25).
+
+    :meth:`term` is the discriminator's part of the joint loss (Eq. 9), :meth:`turn` the generator's answer (Eq. 3). With
+    ``features`` the generator makes features of the layer before the head instead of samples (Appendix A).
+    """
+
+    def __init__(
+        self,
+        discriminator: Discriminator,
+        generator: Generator,
+        options: Adversarial,
+        *,
+        round: int,
+        steps_per_epoch: int,
+        features: bool = False,
+    ):
+        self.discriminator, self.generator, self.options, self.features = discriminator, generator, options, features
+        self.optimizer = optimiser(options.generator_optimizer, list(generator.parameters()))
+        last = options.epochs * steps_per_epoch if options.epochs else None
+        self.discriminator_learns = lambda step: round <= (options.rounds or round) and (last is None or step < last)
+        self.generator_learns = lambda step: round <= (options.generator_rounds or round) and (last is None or step < last)
+        generator.train()
+
+    def judged(self, generated: Tensor, network: Network) -> Tensor:
+        """The discriminator's logits of generated samples (or features)."""
+        if self.features:
+            return self.discriminator(generated, generated)
+        body = self.discriminator.body(network)
+        with generated_statistics(body, self.options.generated_norm):
+            return self.discriminator.head(body.features(generated)).squeeze(1)
+
+    def term(self, batch: Batch) -> Tensor:
+        """Line 22: Eq. 2 on the batch and as many generated samples, weighed as in Eq. 9."""
+        if not self.discriminator_learns(batch.step):
+            return batch.x.new_zeros(())
+        with torch.no_grad():
+            generated, _ = self.generator.sample(len(batch.x), batch.rng)  # line 21
+        real = self.discriminator(batch.x, batch.features)
+        loss = self.options.weight * adversarial_loss(real, self.judged(generated, batch.network))
+        if self.options.gradient_penalty:
+            seen = batch.features.detach() if self.features else batch.x
+            judge = lambda x: self.judged(x, batch.network)
+            penalty = gradient_penalty(judge, seen, generated, batch.rng, self.options.penalty_norm)
+            loss = loss + self.options.gradient_penalty * penalty
+        return loss
+
+    def turn(self, batch: Batch) -> None:
+        """Lines 23 and 24: fresh noise, and a step of the generator against the discriminator as it now is."""
+        if not self.generator_learns(batch.step):
+            return
+        generated, _ = self.generator.sample(len(batch.x), batch.rng)
+        loss = generator_loss(self.judged(generated, batch.network), self.options.generator_loss)
+        parameters = list(self.generator.parameters())
+        # only the generator's gradients are computed: the classifier's are neither needed nor touched
+        for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = slope
+        self.optimizer.step()
+
+
+@contextlib.contextmanager
+def generated_statistics(network: nn.Module, policy: str) -> Iterator[None]:
+    """BatchNorm as :attr:`Adversarial.generated_norm` says, while generated samples pass."""
+    layers = [module for module in network.modules() if isinstance(module, BatchNorm)]
+    kept = [(layer, layer.training, layer.momentum) for layer in layers]
+    if policy == "running":
+        freeze_statistics(network)
+    elif policy == "batch":
+        for layer in layers:
+            layer.momentum = 0.0
+    try:
+        yield
+    finally:
+        for layer, training, momentum in kept:
+            layer.train(training)
+            layer.momentum = momentum
+
+
+@report("discriminator", after=True)
+def noise_discriminator(message: Message, client: Client, options: Mapping[str, Any]) -> State:
+    """A discriminator for systems without a generator: logistic regression on the trained network's features, the client's
+    data against images of uniform noise. Coarser than DaFKD's own, whose opponent learns."""
+    network = client.network
+    data = client.data
+    rng = client.rng("discriminator")
+    noise = Samples(torch.randint(0, 256, data.x.shape, generator=rng, dtype=torch.uint8))
+    real, other = (apply(network.features, network, samples) for samples in (data, noise))
+    discriminator = Discriminator(network)
+    head = discriminator.head
+    with torch.enable_grad():
+        solver = torch.optim.LBFGS(head.parameters(), max_iter=int(options.get("iterations", 30)))
+
+        def closure() -> Tensor:
+            solver.zero_grad()
+            ridge = float(options.get("ridge", 1e-2)) * head.weight.square().sum()
+            loss = adversarial_loss(head(real).squeeze(1), head(other).squeeze(1)) + ridge
+            loss.backward()
+            return loss
+
+        solver.step(closure)
+    return discriminator.state()
