@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fedstill.algorithm import Round, Scores
 from fedstill.data.samples import Samples
+from fedstill.errors import FedstillError
 from fedstill.fusion.distil import distil
 from fedstill.fusion.ensemble import Space, Table, ensemble_table
 from fedstill.fusion.options import Distillation
@@ -89,6 +91,11 @@ def learn(
             validation=task.validation if view(student) is student else None,
             progress=lambda step, of, name=name: round.progress(f"distil {name}", step, of),  # type: ignore[misc]
         )
+        if not math.isfinite(done.last_loss):
+            raise FedstillError(
+                f"round {round.number}: distillation of {name} diverged (loss {done.last_loss}) after {done.steps} steps; "
+                f"lower the rate of algorithm.distillation.optimizer"
+            )
         losses[name] = {"steps": done.steps, "first": done.first_loss, "last": done.last_loss}
         if done.before is not None:
             losses[name].update(validation_before=done.before, validation_after=done.after, kept=done.kept)

@@ -81,7 +81,7 @@ def gradient_penalty(discriminate: Any, real: Tensor, generated: Tensor, rng: to
 
     >>> linear = lambda x: x.flatten(1).sum(1) * 100  # the sigmoid is flat there: no gradient at all
     >>> x = torch.ones(2, 1, 2, 2)
-    >>> float(gradient_penalty(linear, x, x, torch.Generator()))
+    >>> gradient_penalty(linear, x, x, torch.Generator()).item()
     1.0
     """
     n = min(len(real), len(generated))

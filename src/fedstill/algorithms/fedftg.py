@@ -1,0 +1,224 @@
+"""FedFTG: fine-tune the average on hard samples of a generator, with an ensemble that is weighed class by class.
+
+Zhang et al., Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated Learning, CVPR 2022. On the
+server, generator and student play: the generator looks for samples on which student and clients disagree (hard samples) and which
+the clients can still tell the class of; the student learns the clients' word on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedstill.algorithm import Client, Reply, Round, Server
+from fedstill.algorithms.dafkd import GeneratorPart, class_grid
+from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
+from fedstill.errors import FedstillError
+from fedstill.fusion.divergence import divergence
+from fedstill.fusion.diversity import diversity_loss
+from fedstill.fusion.norm import freeze_statistics
+from fedstill.fusion.teacher import Teacher, teachers_of
+from fedstill.fusion.transfer import note_merged
+from fedstill.fusion.weightings.counts import class_weights
+from fedstill.local.fit import optimiser
+from fedstill.local.options import Optimizer
+from fedstill.local.reports import make_report
+from fedstill.message import Message, State, clone
+from fedstill.models.generator import Generator, build_generator
+from fedstill.models.network import Network
+from fedstill.options import Part, Positive
+from fedstill.streams import subseed
+
+__all__ = ["FedFTG", "FedFTGOptions", "disagreement"]
+
+
+class FedFTGOptions(FedAvgOptions):
+    """The authors' values; ``hard``, ``class_level`` and ``label_sampling`` are the paper's three ideas, each can be left out."""
+
+    generator: GeneratorPart = GeneratorPart(kind="conditional")
+    iterations: Positive = 10  # a round, each with the generator's steps and then the student's
+    student_steps: Positive = 5
+    batch_size: Positive = 64
+    generator_optimizer: Optimizer = Optimizer(name="adam", lr=0.01)
+    student_optimizer: Optimizer = Optimizer(name="sgd", lr=0.1, weight_decay=1e-3)
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.998  # of both rates, a round
+    hard: Annotated[float, Field(ge=0)] = 1.0  # weight of hard sample mining
+    classification: Annotated[float, Field(ge=0)] = 1.0  # lambda_cls
+    diversity: Annotated[float, Field(ge=0)] = 1.0  # lambda_dis
+    class_level: bool = True  # weigh clients class by class; else by their numbers of examples
+    label_sampling: Literal["counts", "uniform"] = "counts"  # p(y) in proportion to how many samples the clients have
+    gap: Literal["kl", "l1"] = "kl"  # how disagreement is measured: the paper's divergence, or the code's gap of logits
+    reduction: Literal["batchmean", "mean"] = "batchmean"  # the code divides the student's loss by the classes as well
+    student_norm: Literal["frozen", "train"] = "frozen"  # BatchNorm statistics while fine-tuning; the paper's models have none
+
+
+def disagreement(student: Tensor, teacher: Tensor, gap: str = "kl") -> Tensor:
+    """How far the student is from a teacher on each sample (n,): KL(student || teacher), or the mean gap of the logits.
+
+    >>> s, t = torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 1.0]])
+    >>> disagreement(s, s).item(), disagreement(s, t, "l1").item()
+    (0.0, 1.0)
+    """
+    if gap == "l1":
+        return (student - teacher).abs().mean(1)
+    mine, theirs = F.log_softmax(student, 1), F.log_softmax(teacher, 1)
+    return (mine.exp() * (mine - theirs)).sum(1)
+
+
+class FedFTG(FedAvg):
+    """FedAvg, fine-tuned on the server without data."""
+
+    name = "fedftg"
+    title = "FedFTG"
+    paper = "Zhang et al., CVPR 2022"
+    parts = {
+        "report": "label counts",
+        "merge": "average by examples",
+        "source": "trained generator",
+        "weighting": "class counts",
+        "distillation": "class-level mean of probabilities, cross-entropy, SGD",
+    }
+    requires = ("model", "counts")
+    needs = ("generator",)
+    Options = FedFTGOptions
+
+    def __init__(self, task: Any, options: Part | None = None):
+        super().__init__(task, options)
+        if len(task.prototypes) > 1:
+            raise FedstillError("fedftg fine-tunes one model: give every client the same architecture")
+
+    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+        """FedAvg's training, and how many samples of each class there are."""
+        reply = super().train(message, client, phase)
+        return reply.with_parts(counts=make_report("counts", message, client, {}))
+
+    def generator(self, state: State | None = None) -> Generator:
+        """The generator, with ``state`` or its initial weights."""
+        part = self.options.generator
+        made = build_generator(
+            part.kind,
+            classes=len(self.task.classes),
+            shape=self.task.shape,
+            noise_dim=part.noise_dim,
+            seed=subseed(self.task.seed, "generator"),
+            **part.options,
+        ).to(self.task.device)
+        if not made.conditional:
+            raise FedstillError(f"fedftg needs a conditional generator, and generator.kind = '{part.kind}' is not")
+        if state is not None:
+            made.load_state_dict(state)
+        return made
+
+    def start(self) -> Server:
+        """Initial model and generator."""
+        server = super().start()
+        server.parts["generator"] = clone(self.generator().state_dict())
+        return server
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Average, then let generator and student play."""
+        merged = super().fuse(server, replies, round)
+        note_merged(self.task, merged.models, round)
+        (name,) = self.task.prototypes
+        student = self.task.load(name, merged.models[name], role="student")
+        generator = self.generator(server.parts["generator"])
+        self.tune(student, generator, replies, round)
+        return Server(
+            {name: clone(student.state_dict())}, {**merged.parts, "generator": clone(generator.state_dict())}, merged.values
+        )
+
+    def tune(self, student: Network, generator: Generator, replies: Sequence[Reply], round: Round) -> None:
+        """The game: hard samples that the clients can classify, and a student that learns them."""
+        options, device = self.options, self.task.device
+        fade = options.decay ** (round.number - 1)
+        counts = torch.stack([reply.part("counts")["labels"] for reply in replies])
+        shares = self.shares(counts, replies).to(device)  # alpha_k^y
+        chances = counts.sum(0).double() if options.label_sampling == "counts" else torch.ones(counts.shape[1]).double()
+        teachers = teachers_of(self.task, replies)
+        rng = round.rng("generator")
+        game = optimiser(options.generator_optimizer, list(generator.parameters()), options.generator_optimizer.lr * fade)
+        learner = optimiser(options.student_optimizer, list(student.parameters()), options.student_optimizer.lr * fade)
+        losses: list[Tensor] = []
+        for iteration in range(options.iterations):
+            labels = torch.multinomial(chances, options.batch_size, replacement=True, generator=rng).to(device)
+            noise = generator.draw(options.batch_size, rng)
+            self.harden(generator, game, student, teachers, shares, noise, labels)
+            losses += self.learn(generator, student, learner, teachers, shares, noise, labels)
+            round.progress("fine-tune", iteration + 1, options.iterations)
+        spoken = torch.stack(losses)
+        if not bool(torch.isfinite(spoken).all()):
+            raise FedstillError(f"round {round.number}: fine-tuning diverged; lower algorithm.student_optimizer.lr")
+        round.note(distillation={"steps": len(losses), "first": float(spoken[0]), "last": float(spoken[-1])})
+
+    def shares(self, counts: Tensor, replies: Sequence[Reply]) -> Tensor:
+        """How much each client counts for each class."""
+        if self.options.class_level:
+            return class_weights(counts)
+        examples = torch.tensor([float(reply.samples) for reply in replies])
+        return (examples / examples.sum())[:, None].expand(len(replies), counts.shape[1])
+
+    def harden(
+        self,
+        generator: Generator,
+        game: torch.optim.Optimizer,
+        student: Network,
+        teachers: Sequence[Teacher],
+        shares: Tensor,
+        noise: Tensor,
+        labels: Tensor,
+    ) -> None:
+        """The generator's steps, one for each client in turn: disagree more, stay recognisable, stay diverse."""
+        options = self.options
+        student.eval()
+        generator.train()
+        parameters = list(generator.parameters())
+        for k, teacher in enumerate(teachers):
+            network = teacher.load().eval()
+            weight = shares[k, labels]
+            made = generator(noise, labels)
+            said = network(made)
+            loss = options.diversity * diversity_loss(noise, made) / len(teachers)
+            loss = loss - options.hard * (weight * disagreement(student(made), said, options.gap)).mean()
+            loss = loss + options.classification * (weight * F.cross_entropy(said, labels, reduction="none")).mean()
+            for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                parameter.grad = slope
+            game.step()
+
+    def learn(
+        self,
+        generator: Generator,
+        student: Network,
+        learner: torch.optim.Optimizer,
+        teachers: Sequence[Teacher],
+        shares: Tensor,
+        noise: Tensor,
+        labels: Tensor,
+    ) -> list[Tensor]:
+        """The student's steps on the samples just made, towards ``sum_k alpha_k^y softmax_k``."""
+        generator.eval()
+        with torch.no_grad():
+            made = generator(noise, labels)
+            target = torch.stack(
+                [shares[k, labels][:, None] * t.load().eval()(made).softmax(1) for k, t in enumerate(teachers)]
+            ).sum(0)
+        student.train()
+        if self.options.student_norm == "frozen":
+            freeze_statistics(student)
+        losses = []
+        for _ in range(self.options.student_steps):
+            learner.zero_grad(set_to_none=True)
+            # cross-entropy to the target and the divergence from it have the same gradient
+            loss = divergence(student(made), target, reduction=self.options.reduction)
+            loss.backward()
+            learner.step()
+            losses.append(loss.detach())
+        return losses
+
+    def samples(self, server: Server, round: Round) -> Tensor | None:
+        """Eight rows of generated images, a column a class."""
+        return class_grid(self.generator(server.parts["generator"]), Round(0, round.total, round.seed).rng("samples"))

@@ -1,0 +1,215 @@
+"""FedGen: the server learns a generator of features from the clients' heads, and clients learn from what it makes.
+
+Zhu, Hong and Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021. The server's model is
+FedAvg's; knowledge travels in the generator, which is sent with it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedstill.algorithm import Client, Reply, Round, Server
+from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
+from fedstill.errors import FedstillError
+from fedstill.fusion.diversity import diversity_loss
+from fedstill.fusion.teacher import teachers_of
+from fedstill.fusion.weightings.counts import class_weights
+from fedstill.local.fit import Batch, Term, optimiser
+from fedstill.local.options import Optimizer
+from fedstill.local.reports import make_report
+from fedstill.message import Message, State, clone
+from fedstill.models.generator import Generator, build_generator
+from fedstill.options import Part, Positive
+from fedstill.streams import subseed
+
+__all__ = ["FedGen", "FedGenOptions", "fedgen_loss"]
+
+
+class FedGenOptions(FedAvgOptions):
+    """The values of the authors' code for MNIST."""
+
+    noise_dim: Positive = 32
+    hidden: Positive = 256
+    # the server's generator
+    steps: Positive = 50  # a round
+    batch_size: Positive = 32
+    optimizer: Optimizer = Optimizer(name="adam", lr=3e-4, weight_decay=1e-2)
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # of its rate, a round
+    teacher: Annotated[float, Field(ge=0)] = 1.0  # weight of the clients' cross-entropy
+    adversarial: Annotated[float, Field(ge=0)] = 0.0  # of the student's disagreement; off in every published configuration
+    diversity: Annotated[float, Field(ge=0)] = 1.0
+    # the clients' terms, from the second round on
+    generative: Annotated[float, Field(ge=0)] = 10.0  # cross-entropy of generated features
+    latent: Annotated[float, Field(ge=0)] = 10.0  # KL from what generated features of the same label give
+    term_decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # of both, a round
+    generated_batch: Positive = 32
+
+
+def fedgen_loss(heads: Sequence[nn.Module], shares: Tensor, made: Tensor, labels: Tensor) -> Tensor:
+    """``sum_k mean_i w_{k, y_i} CE(h_k(g_i), y_i)``: every client judges the labels it knows.
+
+    >>> head = nn.Linear(1, 2)
+    >>> _ = nn.init.zeros_(head.weight), nn.init.zeros_(head.bias)  # says 1/2 of everything: each term is log 2
+    >>> shares = torch.tensor([[1.0, 0.25], [0.0, 0.75]])
+    >>> round(float(fedgen_loss([head, head], shares, torch.zeros(2, 1), torch.tensor([0, 1]))), 4)
+    0.6931
+    """
+    terms = [(shares[k, labels] * F.cross_entropy(head(made), labels, reduction="none")).mean() for k, head in enumerate(heads)]
+    return torch.stack(terms).sum()
+
+
+class FedGen(FedAvg):
+    """FedAvg with a generator of features that the clients' heads teach and that teaches the clients."""
+
+    name = "fedgen"
+    title = "FedGen"
+    paper = "Zhu et al., ICML 2021"
+    parts = {
+        "local term": "generated-feature",
+        "report": "label counts",
+        "merge": "average by examples",
+        "source": "trained generator",
+        "weighting": "class counts",
+    }
+    requires = ("model", "counts")
+    Options = FedGenOptions
+
+    def __init__(self, task: Any, options: Part | None = None):
+        super().__init__(task, options)
+        widths = {task.network(name).feature_dim for name in task.prototypes}
+        if len(widths) > 1:
+            raise FedstillError(
+                f"fedgen generates features and needs models whose features are equally wide, not {sorted(widths)}"
+            )
+        self.width = widths.pop()
+
+    def generator(self, state: State | None = None) -> Generator:
+        """The generator, with ``state`` or its initial weights."""
+        made = build_generator(
+            "features",
+            classes=len(self.task.classes),
+            feature_dim=self.width,
+            noise_dim=self.options.noise_dim,
+            hidden=self.options.hidden,
+            seed=subseed(self.task.seed, "generator"),
+        ).to(self.task.device)
+        if state is not None:
+            made.load_state_dict(state)
+        return made
+
+    # -- the client --------------------------------------------------------------------------------------------------------
+
+    def terms(self, message: Message, client: Client) -> Sequence[Term]:
+        """Generated features of known labels, from the second round on (in the first the generator has learned nothing)."""
+        if client.round == 1:
+            return super().terms(message, client)
+        generator = self.generator(message.group("generator")).eval()
+        fade = self.options.term_decay ** (client.round - 1)
+        return (*super().terms(message, client), self.generated_term(generator, fade))
+
+    def generated_term(self, generator: Generator, fade: float) -> Term:
+        """``a_t CE(h(G(y')), y') + b_t KL( softmax h(G(y)) || h(x) )``, y' uniform, y the batch's labels; the first
+        teaches h alone, and the second's target is constant."""
+        options = self.options
+
+        def term(batch: Batch) -> Tensor:
+            with torch.no_grad():
+                made, labels = generator.sample(options.generated_batch, batch.rng)
+                same, _ = generator.sample(len(batch.y), batch.rng, batch.y)
+                target = F.log_softmax(batch.network.head(same), dim=1)
+            assert labels is not None
+            # the authors' code weighs the sum over the generated batch by its share of the real one
+            scale = options.generated_batch / len(batch.x)
+            generative = scale * F.cross_entropy(batch.network.head(made), labels)
+            latent = F.kl_div(F.log_softmax(batch.logits, dim=1), target, reduction="batchmean", log_target=True)
+            return fade * (options.generative * generative + options.latent * latent)
+
+        return term
+
+    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+        """Train with the terms, and tell how many samples of each class there are."""
+        reply = super().train(message, client, phase)
+        return reply.with_parts(counts=make_report("counts", message, client, {}))
+
+    # -- the server --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Server:
+        """Initial models and generator."""
+        server = super().start()
+        server.parts["generator"] = clone(self.generator().state_dict())
+        return server
+
+    def instruct(self, server: Server, client: str, round: Round) -> Message:
+        """The model, and the generator once it has learned."""
+        message = super().instruct(server, client, round)
+        return message if round.number == 1 else message.with_parts(generator=server.parts["generator"])
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Teach the generator with the clients' heads, then average the models."""
+        generator, optimizer_state = self.taught(server, replies, round)
+        merged = super().fuse(server, replies, round)
+        parts = {**merged.parts, "generator": clone(generator.state_dict()), "generator-optimizer": optimizer_state}
+        return Server(merged.models, parts, merged.values)
+
+    def taught(self, server: Server, replies: Sequence[Reply], round: Round) -> tuple[Generator, State]:
+        """The generator after this round's steps, and its optimiser's state for the next."""
+        options, device = self.options, self.task.device
+        heads = [copy.deepcopy(teacher.load().head).eval() for teacher in teachers_of(self.task, replies)]
+        student = self.task.load(self.task.prototypes[0], server.models[self.task.prototypes[0]], role="student").head
+        counts = torch.stack([reply.part("counts")["labels"] for reply in replies])
+        shares = class_weights(counts).to(device)
+        known = torch.nonzero(counts.sum(0) > 0).flatten()  # labels that someone in this round has
+        generator = self.generator(server.parts["generator"]).train()
+        parameters = list(generator.parameters())
+        optimizer = optimiser(options.optimizer, parameters, options.optimizer.lr * options.decay ** (round.number - 1))
+        restore_optimizer(optimizer, parameters, server.parts.get("generator-optimizer", {}))
+        rng = round.rng("generator")
+        losses: list[Tensor] = []
+        for step in range(options.steps):
+            labels = known[torch.randint(len(known), (options.batch_size,), generator=rng)].to(device)
+            noise = generator.draw(options.batch_size, rng)
+            made = generator(noise, labels)
+            loss = options.teacher * fedgen_loss(heads, shares, made, labels)
+            loss = loss + options.diversity * diversity_loss(noise, made)
+            if options.adversarial:
+                together = torch.stack([shares[k, labels][:, None] * head(made) for k, head in enumerate(heads)]).sum(0)
+                apart = F.kl_div(
+                    F.log_softmax(student(made), 1), F.log_softmax(together, 1), reduction="batchmean", log_target=True
+                )
+                loss = loss - options.adversarial * apart
+            for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                parameter.grad = slope
+            optimizer.step()
+            losses.append(loss.detach())
+            round.progress("generator", step + 1, options.steps)
+        last = float(losses[-1])
+        if last != last:
+            raise FedstillError(f"round {round.number}: the generator's loss is not a number; lower algorithm.optimizer.lr")
+        round.note(generator_loss=last)
+        return generator, kept_optimizer(optimizer, parameters)
+
+
+def kept_optimizer(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> State:
+    """The optimiser's state as named tensors, for the server's state."""
+    return {
+        f"{i}.{name}": value.detach().clone() if isinstance(value, Tensor) else torch.tensor(float(value))
+        for i, parameter in enumerate(parameters)
+        for name, value in optimizer.state[parameter].items()
+        if value is not None
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], kept: State) -> None:
+    """Put what :func:`kept_optimizer` kept back."""
+    for key, tensor in kept.items():
+        number, name = key.split(".", 1)
+        parameter = parameters[int(number)]
+        # a step counter stays on the CPU, where torch's optimisers keep it
+        optimizer.state[parameter][name] = tensor.clone() if name == "step" else tensor.clone().to(parameter.device)

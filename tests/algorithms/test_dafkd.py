@@ -1,0 +1,262 @@
+"""DaFKD, whole: Algorithm 1, its ablations, both appendices, and a run that is interrupted."""
+
+import io
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from fedstill.algorithm import Reply, Round
+from fedstill.algorithms import create
+from fedstill.errors import FedstillError
+from fedstill.message import Message
+from fedstill.models import build_generator
+from fedstill.options import laid_over
+from fedstill.run.config import parse
+from fedstill.run.loop import run
+from fedstill.task import Task
+from tests.conftest import tiny_tree
+
+SMALL = {
+    "name": "dafkd",
+    "generator": {"noise_dim": 8, "options": {"hidden": 16}},
+    "source": {"size": 40},
+    "distillation": {"steps": 6, "batch_size": 20},
+}
+
+
+@pytest.fixture
+def small(tiny):
+    def make(rounds=1, model="cnn-small", **options):
+        tree = {"rounds": rounds, "clients": {"per_domain": 2}, "model": {"name": model, "options": {}}, "local": {"steps": 3}}
+        tree["evaluation"] = {"samples_every": 1}
+        base = tiny_tree(**tree)
+        base["model"] = {"name": model}
+        algorithm = laid_over(SMALL, options)
+        algorithm["generator"] = options.get("generator", SMALL["generator"])  # options of one kind are none of another's
+        return parse({**base, "algorithm": algorithm})
+
+    return make
+
+
+def replies_of(algorithm, server, context, ids, memories):
+    found = []
+    for name in ids:
+        client = algorithm.task.client(name, context.number, memories.get(name))
+        message = algorithm.train(algorithm.instruct(server, name, context), client, context.phase)
+        memories[name] = client.memory
+        info = algorithm.task.clients[name]
+        found.append(Reply(name, info.domain, info.prototype, int(message.values["samples"]), lambda m=message: m))
+    return found
+
+
+def one_round(algorithm):
+    server, context, memories, seen = algorithm.start(), Round(1, 1, 0), {}, {}
+    for phase in algorithm.phases(1):
+        context.phase = phase
+        replies = replies_of(algorithm, server, context, list(algorithm.task.clients), memories)
+        seen[phase] = [reply.message for reply in replies]
+        server = algorithm.fuse(server, replies, context)
+    return server, seen, memories, context
+
+
+def test_a_round_in_the_papers_order(small):
+    algorithm = create(Task(small()))
+    server, seen, memories, context = one_round(algorithm)
+    first = algorithm.start()
+    # Eq. 4: the plain average of the generators
+    key = next(iter(server.parts["generator"]))
+    mean = torch.stack([message.group("generator")[key].double() for message in seen["train"]]).mean(0)
+    assert torch.allclose(server.parts["generator"][key].double(), mean, atol=1e-6)
+    assert not torch.equal(server.parts["generator"][key], first.parts["generator"][key])
+    # line 26: model, discriminator head and generator; line 18: the head is kept
+    assert set(seen["train"][0].groups()) == {"model", "generator", "discriminator"}
+    assert len(seen["train"][0].group("discriminator")) == 2
+    for memory, message in zip(memories.values(), seen["train"], strict=True):
+        assert torch.equal(memory.group("discriminator")["head.weight"], message.group("discriminator")["head.weight"])
+    assert context.notes["distillation"]["cnn-small"]["steps"] == 6
+    assert sum(context.notes["weights"].values()) == pytest.approx(1, abs=1e-3)
+
+
+def test_the_personal_discriminator_goes_on_from_the_last_round(small):
+    algorithm = create(Task(small()))
+    name = next(iter(algorithm.task.clients))
+    seen = []
+
+    class Spy(type(algorithm)):
+        def terms(self, message, client):
+            seen.append(client.memory.group("discriminator"))
+            return super().terms(message, client)
+
+    spied = Spy(algorithm.task, algorithm.options)
+    server, memories = spied.start(), {}
+    first = replies_of(spied, server, Round(1, 2, 0), [name], memories)
+    replies_of(spied, server, Round(2, 2, 0), [name], memories)
+    assert seen[0] == {}
+    assert torch.equal(seen[1]["head.weight"], first[0].part("discriminator")["head.weight"])
+
+
+def test_appendix_b_equals_the_open_protocol(small):
+    open_server, *_ = one_round(create(Task(small())))
+    hidden_server, *_ = one_round(create(Task(small(secure=True))))
+    for name, tensor in open_server.models["cnn-small"].items():
+        assert torch.allclose(tensor.double(), hidden_server.models["cnn-small"][name].double(), atol=1e-4), name
+    for name, tensor in open_server.parts["generator"].items():
+        assert torch.equal(tensor, hidden_server.parts["generator"][name])
+    assert hidden_server.values == {}
+    assert set(hidden_server.parts) == {"generator"}
+
+
+def test_appendix_b_of_logits_equals_the_open_protocol(small):
+    common = {"ensemble": "logits", "distillation": {"temperature": 4.0}}
+    open_server, *_ = one_round(create(Task(small(**common))))
+    hidden_server, *_ = one_round(create(Task(small(secure=True, **common))))
+    for name, tensor in open_server.models["cnn-small"].items():
+        assert torch.allclose(tensor.double(), hidden_server.models["cnn-small"][name].double(), atol=1e-4), name
+
+
+def test_appendix_b_shows_the_server_nobodys_factors(small):
+    algorithm = create(Task(small(secure=True)))
+    server, seen, memories, _ = one_round(algorithm)
+    everything = [*seen["train"], *seen["speak"]]
+    assert all("discriminator" not in message.groups() for message in everything)
+    assert all("secret" not in message.values for message in everything)
+    assert all("secret" not in memory.values and not memory.group("trained") for memory in memories.values())
+    # the true factors, which only an observer of every client could compute
+    open_algorithm = create(Task(small()))
+    _, told, _, _ = one_round(open_algorithm)
+    samples = open_algorithm.draw(server, Round(1, 1, 0))
+    for message, spoken in zip(told["train"], seen["speak"], strict=True):
+        network = open_algorithm.task.load("cnn-small", message.group("model")).eval()
+        head = message.group("discriminator")
+        with torch.no_grad():
+            factor = torch.sigmoid(network.features(samples.x) @ head["head.weight"][0] + head["head.bias"]).double()
+        sent = spoken.group("answers")["masked"]
+        assert sent.dtype == torch.int64
+        readings = [sent[:, -1].double(), sent[:, :-1].double().sum(1)]  # the masked factor, and the paper's leak: the class sum
+        for reading in readings:
+            assert abs(float(torch.corrcoef(torch.stack([reading, factor]))[0, 1])) < 0.6  # 40 samples of noise
+            assert (reading / 2.0**40 - factor).abs().median() > 1000
+
+
+def test_a_client_that_does_not_speak_stops_the_round(small):
+    algorithm = create(Task(small(secure=True)))
+    server, context, memories = algorithm.start(), Round(1, 1, 0), {}
+    ids = list(algorithm.task.clients)
+    server = algorithm.fuse(server, replies_of(algorithm, server, context, ids, memories), context)
+    context.phase = "speak"
+    spoken = replies_of(algorithm, server, context, ids[1:], memories)
+    with pytest.raises(FedstillError, match=f"{ids[0]} did not speak"):
+        algorithm.fuse(server, spoken, context)
+
+
+def test_a_diverging_distillation_is_an_error_and_never_an_average(small):
+    algorithm = create(Task(small(distillation={"optimizer": {"lr": 1e30}})))
+    with pytest.raises(FedstillError, match="diverged"):
+        one_round(algorithm)
+
+
+def test_appendix_a_distils_heads_on_features(small):
+    algorithm = create(Task(small(level="features", generator={"options": {"hidden": 16}})))
+    server, seen, _, _ = one_round(algorithm)
+    merged = algorithm.merge(
+        algorithm.start(),
+        [Reply(str(k), "", "cnn-small", 1, lambda m=m: m) for k, m in enumerate(seen["train"])],
+        Round(1, 1, 0),
+    )["cnn-small"]
+    changed = {name for name, tensor in server.models["cnn-small"].items() if not torch.equal(tensor, merged[name])}
+    assert changed == {"head.weight", "head.bias"}
+    assert algorithm.draw(server, Round(1, 1, 0)).x.shape == (40, 64)
+    assert algorithm.samples(server, Round(1, 1, 0)) is None
+
+
+def test_ablations(small):
+    alone = create(Task(small(no_sharing=True)))
+    _, seen, _, _ = one_round(alone)
+    assert len(seen["train"][0].group("discriminator")) > 2
+    equal = create(Task(small(no_correlation=True)))
+    _, seen, _, context = one_round(equal)
+    assert "discriminator" not in seen["train"][0].groups()
+    assert set(context.notes["weights"].values()) == {0.25}
+
+
+def test_the_authors_code_is_a_preset_that_options_win_over(small):
+    options = create(Task(small(preset="authors-code", generator={"kind": "dcgan"}, merge="uniform"))).options
+    assert options.merge == "uniform"
+    assert options.distillation.temperature == 20
+    assert options.distillation.reduction == "mean"
+    assert options.distillation.steps == 6
+    assert options.adversarial.generator_loss == "non-saturating"
+    assert options.first_distillation == 2
+    assert not options.personal
+    paper = create(Task(small())).options
+    assert (paper.merge, paper.ensemble, paper.distillation.optimizer.lr) == ("uniform", "probabilities", 0.01)
+
+
+def test_the_authors_code_runs(small):
+    config = small(rounds=2, preset="authors-code", generator={"kind": "dcgan"})
+    algorithm = create(Task(config))
+    server, context, memories = algorithm.start(), Round(1, 2, 0), {}
+    ids = list(algorithm.task.clients)
+    server = algorithm.fuse(server, replies_of(algorithm, server, context, ids, memories), context)
+    assert "distillation" not in context.notes  # not in the first round
+    assert "discriminator" in algorithm.instruct(server, ids[0], Round(2, 2, 0)).groups()
+    context = Round(2, 2, 0)
+    algorithm.fuse(server, replies_of(algorithm, server, context, ids, memories), context)
+    assert "distillation" in context.notes
+
+
+def test_contradictions_are_one_clear_line(small):
+    for options, words in (
+        ({"level": "features", "no_sharing": True, "generator": {"kind": "features"}}, "no layers of its own"),
+        ({"level": "images", "generator": {"kind": "features"}}, "generator.kind"),
+        ({"secure": True, "no_correlation": True}, "weighting"),
+        ({"no_correlation": True, "weighting": "random"}, "no_correlation"),
+    ):
+        with pytest.raises(FedstillError, match=words):
+            create(Task(small(**options)))
+
+
+def test_private_state_survives_a_resume(small, tmp_path):
+    whole = run(small(rounds=3, model="mlp"), tmp_path / "whole")
+    run(small(rounds=2, model="mlp"), tmp_path / "parts")
+    files = sorted((tmp_path / "parts" / "clients").rglob("*.safetensors"))
+    assert files
+    assert all(Message.load(path).group("discriminator") for path in files)
+    resumed = run(small(rounds=3, model="mlp"), tmp_path / "parts", resume=True)
+    for name, tensor in whole.server.models["mlp"].items():
+        assert torch.equal(tensor, resumed.server.models["mlp"][name])
+    for name, tensor in whole.server.parts["generator"].items():
+        assert torch.equal(tensor, resumed.server.parts["generator"][name])
+
+
+def test_the_run_folder_has_samples_to_look_at(small, tmp_path):
+    run(small(rounds=2, model="mlp"), tmp_path / "r")
+    grid = Image.open(io.BytesIO((tmp_path / "r" / "samples" / "round_0002.png").read_bytes()))
+    assert grid.size == (10 * 10 + 2, 8 * 10 + 2)
+
+
+def test_secure_rounds_through_the_loop_and_workers_agree(small, tmp_path):
+    config = small(rounds=2, model="mlp", secure=True)
+    here = run(config, tmp_path / "here")
+    there = run(config.model_copy(update={"engine": config.engine.model_copy(update={"workers": 1})}), tmp_path / "there")
+    assert here.accuracy == there.accuracy
+    assert json.loads((tmp_path / "here" / "history.jsonl").read_text().splitlines()[0])["dropped"] == []
+
+
+def test_the_weighting_works_on_an_unlabelled_pool_for_feddf(tiny, tmp_path):
+    config = tiny(
+        rounds=1,
+        data={"holdout": 0.3},
+        algorithm={"name": "feddf", "weighting": "discriminator", "distillation": {"steps": 5}},
+    )
+    done = run(config, tmp_path / "r")
+    assert sum(done.history[0]["weights"].values()) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_generator_of_another_shape_is_screened(small):
+    algorithm = create(Task(small()))
+    other = build_generator("mlp-conditional", classes=10, shape=(1, 8, 8), noise_dim=9, hidden=16, seed=0)
+    reason = algorithm.screen(algorithm.start(), "x", Message.of(generator=other.state_dict()))
+    assert "generator" in reason

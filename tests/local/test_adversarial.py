@@ -1,0 +1,153 @@
+"""The game of DaFKD's clients: Eq. 2, 3 and 9, and what sharing means."""
+
+import math
+
+import pytest
+import torch
+
+from fedstill.data.samples import Samples
+from fedstill.local.adversarial import Adversarial, Discriminator, Game, adversarial_loss, generator_loss, gradient_penalty
+from fedstill.local.fit import Batch, fit
+from fedstill.local.options import Local, Optimizer
+from fedstill.message import Message, clone
+from fedstill.models import build, build_generator
+
+
+def logit(f):
+    return math.log(f / (1 - f))
+
+
+def parts(sharing=True, name="cnn-small", **options):
+    network = build(name, classes=3, shape=(1, 8, 8), seed=0)
+    generator = build_generator("mlp-conditional", classes=3, shape=(1, 8, 8), noise_dim=4, seed=1)
+    discriminator = Discriminator(network, sharing=sharing)
+    with torch.no_grad():
+        discriminator.head.weight.normal_(generator=torch.Generator().manual_seed(0))
+    game = Game(discriminator, generator, Adversarial(**options), round=1, steps_per_epoch=2)
+    x = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    network.train()
+    features = network.features(x)
+    batch = Batch(network, x, torch.arange(6) % 3, features, network.head(features), 0, torch.Generator().manual_seed(3))
+    return network, generator, discriminator, game, batch
+
+
+def test_eq2_by_hand():
+    real, generated = torch.tensor([logit(0.5), logit(0.75)]), torch.tensor([logit(0.25)])
+    expected = -(math.log(0.5) + math.log(0.75) + math.log(1 - 0.25)) / 3
+    assert float(adversarial_loss(real, generated)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_eq3_by_hand_and_its_non_saturating_form():
+    d = torch.tensor([logit(0.2), logit(0.6)])
+    assert float(generator_loss(d)) == pytest.approx((math.log(0.8) + math.log(0.4)) / 2, abs=1e-6)
+    assert float(generator_loss(d, "non-saturating")) == pytest.approx(-(math.log(0.2) + math.log(0.6)) / 2, abs=1e-6)
+
+
+def test_losses_are_finite_where_the_sigmoid_rounds():
+    far = torch.tensor([-200.0, 200.0])
+    assert torch.isfinite(adversarial_loss(far, far))
+    assert torch.isfinite(generator_loss(far))
+
+
+def test_gradient_penalty_of_a_known_slope():
+    # f = sigmoid(w x) at x = 0 has slope w / 4; with w = 2 in two pixels of one channel
+    zero = torch.zeros(3, 1, 1, 2)
+    slope = lambda x: 2 * x.flatten(1).sum(1)
+    whole, pixel = math.sqrt(2) * 0.5, 0.5
+    assert gradient_penalty(slope, zero, zero, torch.Generator()).item() == pytest.approx((whole - 1) ** 2, abs=1e-6)
+    assert gradient_penalty(slope, zero, zero, torch.Generator(), "pixel").item() == pytest.approx((pixel - 1) ** 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("sharing", [True, False])
+def test_sharing_means_that_the_discriminator_trains_the_classifiers_layers(sharing):
+    network, _, discriminator, game, batch = parts(sharing)
+    game.term(batch).backward()
+    backbone = [p for name, p in network.named_parameters() if not name.startswith("head")]
+    moved = any(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in backbone)
+    assert moved == sharing
+    assert network.head.weight.grad is None  # the class layer is not part of Eq. 2
+    assert discriminator.head.weight.grad is not None
+
+
+def test_sharing_sends_fewer_bytes():
+    network, *_ = parts()
+    model = clone(network.state_dict())
+    shared = Message.of(model=model, discriminator=Discriminator(network).state())
+    alone = Message.of(model=model, discriminator=Discriminator(network, sharing=False).state())
+    assert shared.nbytes - Message.of(model=model).nbytes == 4 * (network.feature_dim + 1)
+    assert alone.nbytes > 1.9 * shared.nbytes
+
+
+def test_a_discriminator_comes_back_as_it_went():
+    network, _, discriminator, _, batch = parts(sharing=False)
+    again = Discriminator(network, discriminator.state(), sharing=False)
+    discriminator.eval(), again.eval()
+    assert torch.equal(discriminator(batch.x, batch.features), again(batch.x, batch.features))
+
+
+def test_eq9_is_the_sum_of_both_losses():
+    network, _, discriminator, game, batch = parts()
+    state = batch.rng.get_state()
+    joint = torch.nn.functional.cross_entropy(batch.logits, batch.y) + game.term(batch)
+    batch.rng.set_state(state)
+    with torch.no_grad():
+        made, _ = game.generator.sample(6, batch.rng)
+        network.eval()  # generated samples are normalised as the server will
+        fake = discriminator.head(network.features(made)).squeeze(1)
+    real = discriminator.head(batch.features).squeeze(1)
+    expected = torch.nn.functional.cross_entropy(batch.logits, batch.y) + adversarial_loss(real, fake)
+    assert joint.item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_the_generators_turn_fools_the_discriminator_and_touches_nothing_else():
+    network, generator, discriminator, game, batch = parts(generator_optimizer=Optimizer(name="sgd", lr=0.05))
+    before = clone(network.state_dict())
+
+    def caught():
+        generator.train()
+        with torch.no_grad():
+            made, _ = generator.sample(64, torch.Generator().manual_seed(5))
+            return float(generator_loss(game.judged(made, network)))
+
+    first = caught()
+    for _ in range(10):
+        game.turn(batch)
+    assert caught() < first
+    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+    assert all(p.grad is None for p in network.parameters())
+
+
+@pytest.mark.parametrize(("policy", "changes"), [("running", False), ("batch", False), ("updated", True)])
+def test_generated_batches_leave_the_statistics_alone_unless_told(policy, changes):
+    network, _, _, game, batch = parts(generated_norm=policy)
+    before = network.body[2].running_mean.clone()
+    game.term(batch)
+    assert (not torch.equal(before, network.body[2].running_mean)) == changes
+    assert network.body[2].training
+    assert network.body[2].momentum == 0.1
+
+
+def test_the_game_stops_when_its_options_say():
+    _, _, _, game, batch = parts(epochs=1)
+    batch.step = 2  # the second epoch of two steps each
+    assert float(game.term(batch)) == 0.0
+    late = Game(game.discriminator, game.generator, Adversarial(rounds=3, generator_rounds=5), round=4, steps_per_epoch=2)
+    assert not late.discriminator_learns(0)
+    assert late.generator_learns(0)
+
+
+def test_steps_are_steps():
+    network, generator, discriminator, game, _ = parts()
+    data = Samples(torch.randint(0, 256, (20, 1, 8, 8), dtype=torch.uint8), torch.arange(20) % 3)
+    turns = []
+    done = fit(
+        network,
+        data,
+        Local(steps=7, batch_size=4),
+        rng=torch.Generator(),
+        terms=[game.term],
+        parameters=[*network.parameters(), *discriminator.parameters()],
+        after=lambda batch: turns.append(batch.step),
+    )
+    assert done.steps == 7
+    assert turns == list(range(7))  # E = 7: a step of Eq. 9, a turn of Eq. 3
