@@ -15,7 +15,7 @@ from fedstill.cli.show import console
 
 __all__ = ["demo"]
 
-SYSTEMS = ("fedavg", "fedprox", "moon")
+SYSTEMS = ("fedavg", "fedprox", "moon", "dafkd")
 
 
 def demo(
