@@ -189,7 +189,7 @@ def test_the_authors_code_is_a_preset_that_options_win_over(small):
     assert options.distillation.steps == 6
     assert options.adversarial.generator_loss == "non-saturating"
     assert options.first_distillation == 2
-    assert not options.personal
+    assert options.discriminator == "shared"
     paper = create(Task(small())).options
     assert (paper.merge, paper.ensemble, paper.distillation.optimizer.lr) == ("uniform", "probabilities", 0.01)
 

@@ -71,7 +71,7 @@ AUTHORS_CODE: Mapping[str, Any] = {
         "generated_norm": "updated",
     },
     "local_optimizer": {"name": "adam", "lr": 1e-4},
-    "personal": False,
+    "discriminator": "shared",
     "pool_generator": "previous",
     "first_distillation": 2,
 }
@@ -101,7 +101,7 @@ class DaFKDOptions(FedDFOptions):
     no_correlation: bool = False  # Table 3: every teacher counts alike
     level: Literal["images", "features"] = "images"  # Appendix A: generate features of the layer before the head
     secure: bool = False  # Appendix B: discriminators stay, the server learns only sums over the clients
-    personal: bool = True  # each client keeps its own discriminator; else the server averages and sends one
+    discriminator: Literal["personal", "shared"] = "personal"  # each client keeps its own, or the server averages and sends one
     pool_generator: Literal["current", "previous"] = "current"  # Algorithm 1, line 11
     first_distillation: Positive = 1  # the first round that distils
 
@@ -135,6 +135,9 @@ class DaFKD(FedDF):
     def __init__(self, task: Any, options: Part | None = None):
         super().__init__(task, options)
         chosen = self.options
+        self.shared = chosen.discriminator == "shared"
+        if self.personal:
+            raise FedstillError("dafkd's clients train the server's own models: leave model.student out")
         if chosen.level == "features":
             if chosen.no_sharing:
                 raise FedstillError("no_sharing with level = 'features': a discriminator of features has no layers of its own")
@@ -197,7 +200,7 @@ class DaFKD(FedDF):
             local = local.model_copy(update={"optimizer": self.options.local_optimizer})
         network = self.task.load(client.prototype, message.group("model"))  # line 17
         generator = self.load_generator(message.group("generator"))
-        mine = (client.memory if self.options.personal else message).group("discriminator")
+        mine = (message if self.shared else client.memory).group("discriminator")
         discriminator = Discriminator(network, mine, sharing=not self.options.no_sharing).train()  # line 18
         game = Game(
             discriminator,
@@ -237,7 +240,7 @@ class DaFKD(FedDF):
     @property
     def sends_discriminator(self) -> bool:
         """Whether the discriminator leaves the client: where it weighs the teachers, or all share one."""
-        return not self.options.personal or (self.report == "discriminator" and not self.options.secure)
+        return self.shared or (self.report == "discriminator" and not self.options.secure)
 
     def speak(self, message: Message, client: Client) -> Message:
         """Appendix B: ``f(theta_k; x_i) s(w_k; x_i)`` and ``f(theta_k; x_i)`` of the common samples, masked.
@@ -305,7 +308,7 @@ class DaFKD(FedDF):
                 keys=json.dumps(server.values["keys"]),
             )
         message = super().instruct(server, client, round).with_parts(generator=server.parts["generator"])
-        if not self.options.personal and "discriminator" in server.parts:
+        if self.shared and "discriminator" in server.parts:
             message = message.with_parts(discriminator=server.parts["discriminator"])
         return message
 
@@ -315,7 +318,7 @@ class DaFKD(FedDF):
             return self.hear(server, replies, round)
         shares = by_examples(replies) if self.options.merge == "examples" else uniform(replies)
         parts = {"generator": weighted_sum((reply.part("generator") for reply in replies), shares)}  # Eq. 4
-        if not self.options.personal:
+        if self.shared:
             parts["discriminator"] = weighted_sum((reply.part("discriminator") for reply in replies), shares)
         pool = parts["generator"] if self.options.pool_generator == "current" else server.parts["generator"]
         if not self.distils(round.number):
