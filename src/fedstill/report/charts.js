@@ -1,5 +1,5 @@
 "use strict";
-// The figures: from the page's data and what is switched on to Plotly traces and layouts. Nothing here touches the page.
+// The figures: from the page's data and what is switched on to Plotly traces and layouts; nothing here touches the page.
 
 // Okabe and Ito's colours, told apart by people with any of the common colour blindnesses; dashes and marks repeat what
 // the colour says, for print and for more than eight methods.
@@ -82,13 +82,20 @@ function roundAxis(rounds) {
 
 function theme(styles) {
   const of = (name) => styles.getPropertyValue(name).trim();
-  return { back: of("--back"), text: of("--text"), soft: of("--soft"), grid: of("--grid"), line: of("--line"), accent: of("--accent") };
+  return {
+    back: of("--back"), text: of("--text"), soft: of("--soft"), grid: of("--grid"), line: of("--line"),
+    accent: of("--accent"),
+  };
 }
 
 function layout(colours, more) {
-  const axis = { gridcolor: colours.grid, linecolor: colours.line, zerolinecolor: colours.line, automargin: true, title: { font: { size: 13 } } };
+  const axis = {
+    gridcolor: colours.grid, linecolor: colours.line, zerolinecolor: colours.line, automargin: true,
+    title: { font: { size: 13 } },
+  };
   const merged = {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 48, r: 12, t: 12, b: 40 }, showlegend: false,
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
+    margin: { l: 48, r: 12, t: 12, b: 40 },
     font: { family: "system-ui, -apple-system, Segoe UI, Roboto, sans-serif", size: 13, color: colours.text },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: colours.soft, activecolor: colours.accent },
     hoverlabel: { bgcolor: colours.back, bordercolor: colours.line, font: { color: colours.text } },
@@ -111,6 +118,7 @@ function longest(data) {
 
 function curves(data, on, colours, { series, unit, seeds, axis, title }) {
   const traces = [];
+  const deviation = (std) => (axis === PERCENT ? (100 * std).toFixed(2) : std.toPrecision(3));
   data.methods.forEach((method, place) => {
     if (!on(place)) return;
     const { colour, dash, mark } = look(place);
@@ -121,59 +129,87 @@ function curves(data, on, colours, { series, unit, seeds, axis, title }) {
       for (const run of runs) {
         const values = series(run);
         if (!values) continue;
-        traces.push({ type: "scatter", mode: "lines", name: run.name, x: spent(run, unit), y: values, line: { color: faint(colour, 0.55), width: 1.3, dash }, hovertemplate: "%{y}" });
+        traces.push({
+          type: "scatter", mode: "lines", name: run.name, x: spent(run, unit), y: values,
+          line: { color: faint(colour, 0.55), width: 1.3, dash }, hovertemplate: "%{y}",
+        });
       }
     } else if (points.some((p) => p.std !== null)) {
       const edge = (sign) => points.map((p) => p.mean + sign * (p.std || 0));
-      const band = { type: "scatter", mode: "lines", x: points.map((p) => p.x), hoverinfo: "skip", showlegend: false, line: { width: 0 }, band: true };
+      const band = {
+        type: "scatter", mode: "lines", x: points.map((p) => p.x), hoverinfo: "skip", showlegend: false,
+        line: { width: 0 }, band: true,
+      };
       traces.push({ ...band, name: `${method.label}, lower edge`, y: edge(-1) });
-      traces.push({ ...band, name: `${method.label}, upper edge`, y: edge(1), fill: "tonexty", fillcolor: faint(colour, 0.16) });
+      traces.push({
+        ...band, name: `${method.label}, upper edge`, y: edge(1), fill: "tonexty", fillcolor: faint(colour, 0.16),
+      });
     }
     traces.push({
       type: "scatter", mode: points.length > 40 ? "lines" : "lines+markers", name: method.label,
       x: points.map((p) => p.x), y: points.map((p) => p.mean),
-      customdata: points.map((p) => (p.std === null ? "" : ` ± ${axis === PERCENT ? (100 * p.std).toFixed(2) : p.std.toPrecision(3)} (${p.count} seeds)`)),
-      line: { color: colour, width: 2.4, dash }, marker: { color: colour, size: 6, symbol: mark }, hovertemplate: "%{y}%{customdata}",
+      customdata: points.map((p) => (p.std === null ? "" : ` ± ${deviation(p.std)} (${p.count} seeds)`)),
+      line: { color: colour, width: 2.4, dash }, marker: { color: colour, size: 6, symbol: mark },
+      hovertemplate: "%{y}%{customdata}",
     });
   });
   return {
     traces, height: 430,
-    layout: layout(colours, { hovermode: unit === "round" ? "x unified" : "closest", xaxis: unit === "round" ? roundAxis(longest(data)) : { title: { text: AXES[unit] }, rangemode: "tozero" }, yaxis: { ...axis, title: { text: title } } }),
+    layout: layout(colours, {
+      hovermode: unit === "round" ? "x unified" : "closest",
+      xaxis: unit === "round" ? roundAxis(longest(data)) : { title: { text: AXES[unit] }, rangemode: "tozero" },
+      yaxis: { ...axis, title: { text: title } },
+    }),
   };
 }
 
 // ---- before and after distillation -------------------------------------------------------------------------------
 
 function distils(run) {
-  return run.merged !== null && (run.ensemble !== null || run.merged.some((m, i) => m !== null && m !== run.accuracy[i]));
+  if (run.merged === null) return false;
+  return run.ensemble !== null || run.merged.some((m, i) => m !== null && m !== run.accuracy[i]);
+}
+
+// What distillation added to the merged model in each round, in points.
+function gain(run) {
+  return run.merged.map((m, i) => (m === null || run.accuracy[i] === null ? null : 100 * (run.accuracy[i] - m)));
 }
 
 function gains(runs) {
-  return runs.filter(distils).flatMap((run) => known(run.merged.map((m, i) => (m === null || run.accuracy[i] === null ? null : run.accuracy[i] - m))));
+  return runs.filter(distils).flatMap((run) => known(gain(run)));
 }
 
 function distillation(data, place, colours, range) {
   const runs = data.methods[place].runs.map((r) => data.runs[r]).filter(distils);
   const line = (name, series, style, colour) => {
     const points = overSeeds(runs, series, "round");
-    return { type: "scatter", mode: points.length > 1 ? "lines" : "markers", name, x: points.map((p) => p.x), y: points.map((p) => p.mean), line: { dash: style, width: 2.2, color: colour }, marker: { color: colour }, hovertemplate: "%{y:.2%}" };
+    return {
+      type: "scatter", mode: points.length > 1 ? "lines" : "markers", name, x: points.map((p) => p.x),
+      y: points.map((p) => p.mean), line: { dash: style, width: 2.2, color: colour }, marker: { color: colour },
+      hovertemplate: "%{y:.2%}",
+    };
   };
-  const gain = overSeeds(runs, (run) => run.merged.map((m, i) => (m === null || run.accuracy[i] === null ? null : 100 * (run.accuracy[i] - m))), "round");
+  const gained = overSeeds(runs, gain, "round");
   const traces = [
     line("ensemble", (run) => run.ensemble, "dot", "#009E73"),
     line("after distillation", (run) => run.accuracy, "solid", colours.accent),
     line("merged", (run) => run.merged, "dash", colours.soft),
     {
-      type: "bar", name: "gain, points", x: gain.map((p) => p.x), y: gain.map((p) => p.mean), yaxis: "y2",
-      marker: { color: gain.map((p) => (p.mean < 0 ? HARM : GAIN)) }, showlegend: false, hovertemplate: "%{y:+.2f}",
+      type: "bar", name: "gain, points", x: gained.map((p) => p.x), y: gained.map((p) => p.mean), yaxis: "y2",
+      marker: { color: gained.map((p) => (p.mean < 0 ? HARM : GAIN)) }, showlegend: false, hovertemplate: "%{y:+.2f}",
     },
   ].filter((trace) => trace.x.length);
   return {
     traces, height: 310,
     layout: layout(colours, {
       hovermode: "x unified", showlegend: true, margin: { l: 48, r: 12, t: 30, b: 40 },
-      xaxis: { ...roundAxis(longest(data)), rangemode: "normal", anchor: "y2" }, yaxis: { ...PERCENT, domain: [0.36, 1], range },
-      yaxis2: { domain: [0, 0.26], nticks: 4, title: { text: "gain" }, zeroline: true, zerolinewidth: 2, zerolinecolor: colours.soft },
+      xaxis: {
+        ...roundAxis(longest(data)), rangemode: "normal", anchor: "y2",
+      }, yaxis: { ...PERCENT, domain: [0.36, 1], range },
+      yaxis2: {
+        domain: [0, 0.26], nticks: 4, title: { text: "gain" }, zeroline: true, zerolinewidth: 2,
+        zerolinecolor: colours.soft,
+      },
     }),
   };
 }
@@ -186,28 +222,43 @@ function groupedBars(data, on, colours, names, found) {
     if (!on(place)) return;
     const all = names.map((name) => found(method, name));
     traces.push({
-      type: "bar", name: method.label, x: names, y: all.map((s) => (s ? s.mean : null)), marker: { color: look(place).colour },
-      error_y: { type: "data", array: all.map((s) => s?.std ?? 0), visible: all.some((s) => s?.std), thickness: 1.3, color: colours.soft },
+      type: "bar", name: method.label, x: names, y: all.map((s) => (s ? s.mean : null)),
+      marker: { color: look(place).colour },
+      error_y: {
+        type: "data", array: all.map((s) => s?.std ?? 0), visible: all.some((s) => s?.std), thickness: 1.3,
+        color: colours.soft,
+      },
       hovertemplate: "%{x}: %{y}",
     });
   });
-  return { traces, height: 320, layout: layout(colours, { barmode: "group", bargap: 0.25, xaxis: { type: "category" }, yaxis: { rangemode: "tozero", ...PERCENT }, hovermode: "closest" }) };
+  return {
+    traces, height: 320,
+    layout: layout(colours, {
+      barmode: "group", bargap: 0.25, xaxis: { type: "category" }, yaxis: { rangemode: "tozero", ...PERCENT },
+      hovermode: "closest",
+    }),
+  };
 }
 
 // One bar a method: what it took to the target; said in words where it was not reached.
 function targetBars(data, on, colours, found, { scale = 1, digits, unit }) {
   const shown = data.methods.map((_, place) => place).filter(on).reverse();
   const all = shown.map((place) => found(data.methods[place]));
+  const some = (s) => (s.count < s.of ? ` (${s.count} of ${s.of} seeds)` : "");
+  const said = (s) => (s.mean * scale).toFixed(digits(s)) + some(s);
   const nothing = (place) => (data.methods[place].runs.every((r) => data.runs[r].finished) ? "never" : "not yet");
   return {
     traces: [{
-      type: "bar", orientation: "h", name: unit, y: shown.map((place) => data.methods[place].label), x: all.map((s) => (s ? s.mean * scale : 0)),
-      text: all.map((s, i) => (s ? (s.mean * scale).toFixed(digits(s)) + (s.count < s.of ? ` (${s.count} of ${s.of} seeds)` : "") : nothing(shown[i]))),
+      type: "bar", orientation: "h", name: unit, y: shown.map((place) => data.methods[place].label),
+      x: all.map((s) => (s ? s.mean * scale : 0)), text: all.map((s, i) => (s ? said(s) : nothing(shown[i]))),
       textposition: "outside", constraintext: "none", cliponaxis: false, textfont: { size: 12 },
       marker: { color: shown.map((place) => look(place).colour) }, hovertemplate: `%{y}: %{text}<extra></extra>`,
     }],
     height: 80 + 34 * Math.max(shown.length, 2),
-    layout: layout(colours, { margin: { l: 60, r: 60, t: 8, b: 40 }, xaxis: { title: { text: unit }, rangemode: "tozero" }, yaxis: { type: "category", ticklabelstandoff: 6 }, hovermode: "closest" }),
+    layout: layout(colours, {
+      margin: { l: 60, r: 60, t: 8, b: 40 }, xaxis: { title: { text: unit }, rangemode: "tozero" },
+      yaxis: { type: "category", ticklabelstandoff: 6 }, hovermode: "closest",
+    }),
   };
 }
 
@@ -221,7 +272,10 @@ function stackedBars(data, on, colours, parts, value, unit) {
   }));
   return {
     traces, height: 110 + 34 * Math.max(labels.length, 2),
-    layout: layout(colours, { barmode: "stack", showlegend: true, margin: { l: 60, r: 12, t: 34, b: 40 }, xaxis: { title: { text: unit } }, yaxis: { type: "category", ticklabelstandoff: 6 }, hovermode: "closest" }),
+    layout: layout(colours, {
+      barmode: "stack", showlegend: true, margin: { l: 60, r: 12, t: 34, b: 40 }, xaxis: { title: { text: unit } },
+      yaxis: { type: "category", ticklabelstandoff: 6 }, hovermode: "closest",
+    }),
   };
 }
 
@@ -244,16 +298,30 @@ function bubbles(partition, colours) {
     return {
       type: "scatter", mode: "markers", name: domain || "clients", x: trace.x, y: trace.y, text: trace.n,
       // The area of a dot is the number of samples: the largest is 28 pixels wide.
-      marker: { size: trace.n, sizemode: "area", sizeref: (2 * most) / 28 ** 2, sizemin: 0, color: look(place).colour, opacity: 0.85, line: { width: 0 } },
+      marker: {
+        size: trace.n, sizemode: "area", sizeref: (2 * most) / 28 ** 2, sizemin: 0, color: look(place).colour,
+        opacity: 0.85, line: { width: 0 },
+      },
       hovertemplate: "%{x}, class %{y}: %{text} samples",
     };
   });
   return {
-    traces, height: 90 + 30 * Math.min(Math.max(partition.classes.length, 4), 40), minWidth: 30 * partition.clients.length + 120,
+    traces, height: 90 + 30 * Math.min(
+      Math.max(partition.classes.length, 4), 40,
+    ), minWidth: 30 * partition.clients.length + 120,
     layout: layout(colours, {
-      showlegend: domains.length > 1, margin: { l: 60, r: 20, t: 34, b: 60 }, hovermode: "closest", legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom", x: 0, itemsizing: "constant", font: { size: 12 } },
-      xaxis: { type: "category", categoryorder: "array", categoryarray: partition.clients.map((c) => c.id), range: [-0.7, partition.clients.length - 0.3], title: { text: "client" } },
-      yaxis: { type: "category", categoryorder: "array", categoryarray: partition.classes, range: [-0.8, partition.classes.length - 0.2], title: { text: "class" } },
+      showlegend: domains.length > 1, margin: { l: 60, r: 20, t: 34, b: 60 }, hovermode: "closest", legend: {
+        orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom", x: 0, itemsizing: "constant",
+        font: { size: 12 },
+      },
+      xaxis: {
+        type: "category", categoryorder: "array", categoryarray: partition.clients.map((c) => c.id),
+        range: [-0.7, partition.clients.length - 0.3], title: { text: "client" },
+      },
+      yaxis: {
+        type: "category", categoryorder: "array", categoryarray: partition.classes,
+        range: [-0.8, partition.classes.length - 0.2], title: { text: "class" },
+      },
     }),
   };
 }
@@ -274,11 +342,15 @@ function heatmap(table, colours) {
   const few = clients.length <= 12;
   return {
     traces: [{
-      type: "heatmap", x: clients, y: pool, z, zmin: 0, zmax: largest(z), colorscale: shades(colours), xgap: 2, ygap: 2, name: "weight",
-      texttemplate: few ? "%{z:.2f}" : "", textfont: { size: 12 }, hovertemplate: "pool %{y}, client %{x}: %{z:.4f}<extra></extra>", colorbar: { thickness: 12, outlinewidth: 0 },
+      type: "heatmap", name: "weight", x: clients, y: pool, z, zmin: 0, zmax: largest(z), colorscale: shades(colours),
+      xgap: 2, ygap: 2, texttemplate: few ? "%{z:.2f}" : "", textfont: { size: 12 },
+      hovertemplate: "pool %{y}, client %{x}: %{z:.4f}<extra></extra>", colorbar: { thickness: 12, outlinewidth: 0 },
     }],
     height: 130 + 44 * Math.max(pool.length, 2), minWidth: 30 * clients.length + 160,
-    layout: layout(colours, { margin: { l: 80, r: 12, t: 8, b: 60 }, xaxis: { type: "category", showgrid: false }, yaxis: { type: "category", showgrid: false, autorange: "reversed", ticklabelstandoff: 6 } }),
+    layout: layout(colours, {
+      margin: { l: 80, r: 12, t: 8, b: 60 }, xaxis: { type: "category", showgrid: false },
+      yaxis: { type: "category", showgrid: false, autorange: "reversed", ticklabelstandoff: 6 },
+    }),
   };
 }
 
@@ -286,17 +358,31 @@ function course(run, of, colours) {
   const weights = run.courses[of], clients = Object.keys(weights);
   if (clients.length > 8) {
     return {
-      traces: [{ type: "heatmap", x: run.round, y: clients, z: clients.map((c) => weights[c]), zmin: 0, zmax: largest(Object.values(weights)), colorscale: shades(colours), name: "weight", hovertemplate: "round %{x}, %{y}: %{z:.4f}<extra></extra>", colorbar: { thickness: 12, outlinewidth: 0 } }],
+      traces: [{
+        type: "heatmap", x: run.round, y: clients, z: clients.map((c) => weights[c]), zmin: 0,
+        zmax: largest(Object.values(weights)), colorscale: shades(colours), name: "weight",
+        hovertemplate: "round %{x}, %{y}: %{z:.4f}<extra></extra>", colorbar: { thickness: 12, outlinewidth: 0 },
+      }],
       height: 110 + 20 * clients.length,
-      layout: layout(colours, { margin: { l: 90, r: 12, t: 8, b: 40 }, xaxis: { title: { text: "round" } }, yaxis: { type: "category", autorange: "reversed", ticklabelstandoff: 6 } }),
+      layout: layout(colours, {
+        margin: { l: 90, r: 12, t: 8, b: 40 }, xaxis: { title: { text: "round" } },
+        yaxis: { type: "category", autorange: "reversed", ticklabelstandoff: 6 },
+      }),
     };
   }
   return {
     traces: clients.map((client, place) => {
       const { colour, dash, mark } = look(place);
-      return { type: "scatter", mode: run.round.length > 40 ? "lines" : "lines+markers", name: client, x: run.round, y: weights[client], line: { color: colour, dash, width: 2 }, marker: { color: colour, symbol: mark, size: 6 }, hovertemplate: "%{y:.4f}" };
+      return {
+        type: "scatter", mode: run.round.length > 40 ? "lines" : "lines+markers", name: client, x: run.round,
+        y: weights[client], line: { color: colour, dash, width: 2 }, marker: { color: colour, symbol: mark, size: 6 },
+        hovertemplate: "%{y:.4f}",
+      };
     }),
     height: 340,
-    layout: layout(colours, { showlegend: true, hovermode: "x unified", margin: { l: 48, r: 12, t: 34, b: 40 }, xaxis: roundAxis(run.round.at(-1) ?? 0), yaxis: { title: { text: of }, rangemode: "tozero" } }),
+    layout: layout(colours, {
+      showlegend: true, hovermode: "x unified", margin: { l: 48, r: 12, t: 34, b: 40 },
+      xaxis: roundAxis(run.round.at(-1) ?? 0), yaxis: { title: { text: of }, rangemode: "tozero" },
+    }),
   };
 }

@@ -1,4 +1,4 @@
-// The page: what is switched on, the table, the controls; it hands figures to Plotly and keeps its state when data grow.
+// The page: the table, the switches, the notes; it hands figures to Plotly and keeps its state when the data grow.
 (async function () {
   const $ = (id) => document.getElementById(id);
   let data = JSON.parse($("data").textContent);
@@ -66,13 +66,18 @@
     if (!step) return;
     event.preventDefault();
     const div = event.currentTarget;
-    const readable = div.data.map((trace, place) => ({ trace, place })).filter(({ trace }) => !trace.band && trace.type !== "heatmap" && trace.y.length);
+    const readable = div.data.map((trace, place) => ({ trace, place }))
+      .filter(({ trace }) => !trace.band && trace.type !== "heatmap" && trace.y.length);
     if (!readable.length) return;
     const unified = div.layout.hovermode === "x unified";
+    const together = (i) => readable.filter(({ trace }) => i < trace.y.length)
+      .map(({ place }) => ({ curveNumber: place, pointNumber: i }));
     const points = unified
-      ? readable[0].trace.x.map((_, i) => readable.filter(({ trace }) => i < trace.y.length).map(({ place }) => ({ curveNumber: place, pointNumber: i })))
+      ? readable[0].trace.x.map((_, i) => together(i))
       : readable.flatMap(({ trace, place }) => trace.y.map((_, i) => [{ curveNumber: place, pointNumber: i }]));
-    const at = Math.min(Math.max((Number(div.dataset.at ?? (step > 0 ? -1 : points.length))) + step, 0), points.length - 1);
+    const at = Math.min(
+      Math.max((Number(div.dataset.at ?? (step > 0 ? -1 : points.length))) + step, 0), points.length - 1,
+    );
     div.dataset.at = at;
     const cartesian = div._fullLayout._plots ? Object.keys(div._fullLayout._plots)[0] : "xy";
     Plotly.Fx.hover(div, points[at], unified ? cartesian : undefined);
@@ -100,12 +105,16 @@
       const along = (trace) => (flat ? trace.y : trace.x), values = (trace) => (flat ? trace.x : trace.y);
       const places = [...new Set(traces.flatMap(along))];
       if (places.every((p) => typeof p === "number")) places.sort((a, b) => a - b);
-      head = [div.layout.xaxis.title?.text && !flat ? div.layout.xaxis.title.text : "", ...traces.map((trace) => trace.name)];
+      head = [
+        div.layout.xaxis.title?.text && !flat ? div.layout.xaxis.title.text : "", ...traces.map((trace) => trace.name),
+      ];
       const found = traces.map((trace) => new Map(along(trace).map((p, i) => [p, values(trace)[i]])));
       rows = places.map((p) => [p, ...found.map((of) => of.get(p))]);
     }
     details.append(element("div", { class: "scroll", tabindex: "0" }, element("table", {},
-      element("thead", {}, element("tr", {}, ...head.map((h) => element("th", { class: "plain", scope: "col" }, short(h))))),
+      element(
+        "thead", {}, element("tr", {}, ...head.map((h) => element("th", { class: "plain", scope: "col" }, short(h)))),
+      ),
       element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((v) => element("td", {}, short(v)))))))));
   }
 
@@ -118,7 +127,9 @@
     const select = $(id), before = state.choices[id];
     const values = choices.map(([value]) => value);
     const present = [...select.options].map((option) => option.value);
-    if (present.join("\n") !== values.join("\n")) select.replaceChildren(...choices.map(([value, text]) => element("option", { value }, text)));
+    if (present.join("\n") !== values.join("\n")) {
+      select.replaceChildren(...choices.map(([value, text]) => element("option", { value }, text)));
+    }
     select.value = values.includes(before) ? before : values[0];
     select.closest("label").hidden = choices.length < 2;
     return select.value;
@@ -147,24 +158,36 @@
     const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.losses)))];
     if (!show("losses", names.length)) return;
     const chosen = options("losses-name", names.map((name) => [name, name]));
-    draw($("chart-losses"), "losses", curves(data, on, colours(), { series: (run) => run.losses[chosen], unit: "round", seeds: false, axis: {}, title: chosen }));
+    draw(
+      $("chart-losses"), "losses",
+      curves(
+        data, on, colours(),
+        { series: (run) => run.losses[chosen], unit: "round", seeds: false, axis: {}, title: chosen },
+      ),
+    );
   }
 
   function verdict(all) {
-    const worse = all.filter((g) => g < 0).length, middle = 100 * mean(all);
+    const worse = all.filter((g) => g < 0).length, middle = mean(all);
     const rounds = `${all.length} ${all.length === 1 ? "round" : "rounds"}`;
-    const text = `${middle >= 0 ? "+" : "−"}${Math.abs(middle).toFixed(2)} points a round on average; worse after distillation in ${worse} of ${rounds}.`;
+    const average = `${middle >= 0 ? "+" : "−"}${Math.abs(middle).toFixed(2)} points a round on average`;
+    const text = `${average}; worse after distillation in ${worse} of ${rounds}.`;
     return element("p", { class: worse > all.length / 2 ? "verdict harm" : "verdict" }, text);
   }
 
   function drawDistillation() {
     const box = $("distillation-facets");
-    const all = data.methods.map((method, place) => ({ method, place, gained: gains(method.runs.map((r) => data.runs[r])) }));
+    const all = data.methods.map((method, place) => ({
+      method, place, gained: gains(method.runs.map((r) => data.runs[r])),
+    }));
     const having = all.filter(({ gained }) => gained.length);
     if (!show("distillation", having.length)) return;
-    const without = all.filter(({ method, gained }) => !gained.length && method.runs.some((r) => data.runs[r].round.length)).map(({ method }) => method.label);
+    const without = all.filter(({ gained }) => !gained.length).map(({ method }) => method)
+      .filter((method) => method.runs.some((r) => data.runs[r].round.length)).map((method) => method.label);
     $("distillation-none").textContent = without.length ? `Nothing is distilled in ${without.join(", ")}.` : "";
-    const values = known(having.flatMap(({ method }) => method.runs.flatMap((r) => [data.runs[r].accuracy, data.runs[r].merged, data.runs[r].ensemble].filter(Boolean).flat())));
+    const values = known(having.flatMap(({ method }) => method.runs.flatMap((r) => [
+      data.runs[r].accuracy, data.runs[r].merged, data.runs[r].ensemble,
+    ].filter(Boolean).flat())));
     const low = Math.min(...values), high = Math.max(...values), room = 0.04 * (high - low || 0.1);
     const wanted = having.filter(({ place }) => on(place)).map(({ method }) => method.label);
     for (const figure of [...box.children]) {
@@ -176,55 +199,86 @@
     const figures = having.filter(({ place }) => on(place)).map(({ method, place, gained }, i) => {
       let figure = [...box.children].find((f) => f.dataset.method === method.label);
       if (!figure) {
-        figure = element("figure", { "data-method": method.label }, element("h3", {}, method.label), element("p"), element("div", { class: "chart" }));
+        figure = element(
+          "figure", { "data-method": method.label }, element("h3", {}, method.label), element("p"),
+          element("div", { class: "chart" }),
+        );
         box.insertBefore(figure, box.children[i] || null);
       }
       figure.children[1].replaceWith(verdict(gained));
       return { div: figure.querySelector(".chart"), method, place };
     });
     for (const { div, method, place } of figures) {
-      draw(div, `before and after distillation, ${method.label}`, distillation(data, place, colours(), [low - room, high + room]));
+      draw(
+        div, `before and after distillation, ${method.label}`,
+        distillation(data, place, colours(), [low - room, high + room]),
+      );
     }
   }
 
-  function drawBars() {
+  function drawAccuracyBars() {
     const names = (field) => [...new Set(data.methods.flatMap((method) => Object.keys(method[field])))];
     for (const field of ["domains", "prototypes"]) {
       if (!show(field, names(field).length)) continue;
-      draw($(`chart-${field}`), `accuracy by ${field.slice(0, -1)}`, groupedBars(data, on, colours(), names(field), (method, name) => method[field][name]));
+      draw(
+        $(`chart-${field}`), `accuracy by ${field.slice(0, -1)}`,
+        groupedBars(data, on, colours(), names(field), (method, name) => method[field][name]),
+      );
     }
+  }
+
+  function drawTargets() {
     const reached = data.targets.map((_, i) => data.methods.some((method) => method.roundsTo[i]));
     show("targets", data.targets.length);
     show("targets-charts", reached.some(Boolean));
     show("targets-none", !reached.some(Boolean));
     show("target-choice", reached.some(Boolean));
-    if (reached.some(Boolean)) {
-      // The highest that any method reached tells most: it comes first.
-      const order = data.targets.map((_, i) => i).filter((i) => reached[i]).reverse();
-      const i = Number(options("target", order.map((t) => [String(t), `${Number((100 * data.targets[t]).toFixed(4))} %`])));
-      draw($("chart-rounds-to"), "rounds to target", targetBars(data, on, colours(), (m) => m.roundsTo[i], { digits: (s) => (Number.isInteger(s.mean) ? 0 : 1), unit: "rounds" }));
-      draw($("chart-bytes-to"), "megabytes to target", targetBars(data, on, colours(), (m) => m.bytesTo[i], { scale: 1e-6, digits: (s) => (s.mean >= 1e8 ? 0 : s.mean >= 1e6 ? 1 : 3), unit: "megabytes" }));
-    }
+    if (!reached.some(Boolean)) return;
+    // The highest that any method reached tells most: it comes first.
+    const order = data.targets.map((_, i) => i).filter((i) => reached[i]).reverse();
+    const percent = (t) => `${Number((100 * data.targets[t]).toFixed(4))} %`;
+    const i = Number(options("target", order.map((t) => [String(t), percent(t)])));
+    const rounds = { digits: (s) => (Number.isInteger(s.mean) ? 0 : 1), unit: "rounds" };
+    const megabytes = {
+      scale: 1e-6, digits: (s) => (s.mean >= 1e8 ? 0 : s.mean >= 1e6 ? 1 : 3), unit: "megabytes",
+    };
+    draw($("chart-rounds-to"), "rounds to target", targetBars(data, on, colours(), (m) => m.roundsTo[i], rounds));
+    draw($("chart-bytes-to"), "megabytes to target", targetBars(data, on, colours(), (m) => m.bytesTo[i], megabytes));
+  }
+
+  function drawCost() {
     const total = (list) => (list ? known(list).reduce((a, b) => a + b, 0) : null);
     const phases = [...new Set(data.runs.flatMap((run) => Object.keys(run.seconds)))];
     const traffic = data.runs.some((run) => run.down || run.up);
     if (!show("cost", phases.length || traffic)) return;
     $("chart-seconds").parentElement.hidden = !phases.length;
     $("chart-bytes").parentElement.hidden = !traffic;
-    if (phases.length) draw($("chart-seconds"), "seconds by phase", stackedBars(data, on, colours(), phases, (run, phase) => total(run.seconds[phase]), "seconds"));
-    if (traffic) draw($("chart-bytes"), "megabytes by direction", stackedBars(data, on, colours(), ["down", "up"], (run, way) => { const sum = total(run[way]); return sum === null ? null : sum / 1e6; }, "megabytes"));
+    if (phases.length) {
+      const seconds = (run, phase) => total(run.seconds[phase]);
+      draw($("chart-seconds"), "seconds by phase", stackedBars(data, on, colours(), phases, seconds, "seconds"));
+    }
+    if (traffic) {
+      const megabytes = (run, way) => (run[way] ? total(run[way]) / 1e6 : null);
+      const bars = stackedBars(data, on, colours(), ["down", "up"], megabytes, "megabytes");
+      draw($("chart-bytes"), "megabytes by direction", bars);
+    }
   }
 
   function drawPartition() {
     if (!show("partition", data.partitions.length)) return;
     const name = (p) => (p.runs.length > 1 ? `${p.runs[0]} and ${p.runs.length - 1} more` : p.runs[0]);
-    const chosen = data.partitions[Number(options("partition-run", data.partitions.map((p, i) => [String(i), name(p)])))];
-    $("partition-note").textContent = chosen.of > chosen.clients.length ? `The first ${chosen.clients.length} of ${chosen.of} clients are shown.` : "";
+    const chosen = data.partitions[Number(options(
+      "partition-run", data.partitions.map((p, i) => [String(i), name(p)]),
+    ))];
+    const cut = chosen.of > chosen.clients.length;
+    const note = `The first ${chosen.clients.length} of ${chosen.of} clients are shown.`;
+    $("partition-note").textContent = cut ? note : "";
     draw($("chart-partition"), "who holds what", bubbles(chosen, colours()));
   }
 
   function drawWeights() {
-    const having = data.runs.map((run, place) => ({ run, place })).filter(({ run }) => Object.keys(run.courses).length || run.weightsByDomain.mean);
+    const having = data.runs.map((run, place) => ({ run, place }))
+      .filter(({ run }) => Object.keys(run.courses).length || run.weightsByDomain.mean);
     if (!show("weights", having.length)) return;
     const run = data.runs[Number(options("weights-run", having.map(({ run: r, place }) => [String(place), r.name])))];
     const tables = run.weightsByDomain, courses = Object.keys(run.courses);
@@ -232,7 +286,10 @@
     $("weights-when").closest("label").hidden = !tables.mean;
     $("course-figure").hidden = !courses.length;
     $("weights-note").textContent = run.coursesNote;
-    if (tables.mean) draw($("chart-heatmap"), "weight by pool domain and client", heatmap(tables[$("weights-when").value], colours()));
+    if (tables.mean) {
+      const figure = heatmap(tables[$("weights-when").value], colours());
+      draw($("chart-heatmap"), "weight by pool domain and client", figure);
+    }
     const of = options("weights-of", courses.map((name) => [name, name]));
     if (courses.length) draw($("chart-course"), `${of} over the rounds`, course(run, of, colours()));
   }
@@ -240,7 +297,10 @@
   function drawImages() {
     if (!show("images", data.images.length)) return;
     $("images-note").textContent = data.imagesNote;
-    $("gallery").replaceChildren(...data.images.map((image) => element("figure", {}, element("img", { src: image.src, alt: image.caption, class: image.kind }), element("figcaption", {}, image.caption))));
+    $("gallery").replaceChildren(...data.images.map((image) => element(
+      "figure", {}, element("img", { src: image.src, alt: image.caption, class: image.kind }),
+      element("figcaption", {}, image.caption),
+    )));
   }
 
   function drawDropped() {
@@ -254,11 +314,24 @@
     }
     show("dropped", data.runs.some((run) => run.round.length));
     const reasons = new Map();
-    for (const [key, rounds] of groups) reasons.set(JSON.parse(key)[2], (reasons.get(JSON.parse(key)[2]) || 0) + rounds.length);
-    $("dropped-lead").textContent = reasons.size ? `${[...reasons].map(([reason, times]) => `${times} × ${reason}`).join("; ")}.` : "Every reply that came was used.";
-    const head = ["run", "client", "reason", "times", "rounds"].map((h) => element("th", { class: "plain", scope: "col" }, h));
-    const rows = [...groups].map(([key, rounds]) => element("tr", {}, ...[...JSON.parse(key), String(rounds.length), rounds.slice(0, 40).join(", ") + (rounds.length > 40 ? ", …" : "")].map((v) => element("td", {}, v))));
-    $("dropped-table").replaceChildren(...(rows.length ? [element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows)] : []));
+    for (const [key, rounds] of groups) {
+      const reason = JSON.parse(key)[2];
+      reasons.set(reason, (reasons.get(reason) || 0) + rounds.length);
+    }
+    const lead = [...reasons].map(([reason, times]) => `${times} × ${reason}`).join("; ");
+    $("dropped-lead").textContent = `${lead || "Every reply that came was used"}.`;
+    const head = ["run", "client", "reason", "times", "rounds"].map((h) => element(
+      "th", { class: "plain", scope: "col" }, h,
+    ));
+    const rows = [...groups].map(([key, rounds]) => element(
+      "tr", {},
+      ...[
+        ...JSON.parse(key), String(rounds.length), rounds.slice(0, 40).join(", ") + (rounds.length > 40 ? ", …" : ""),
+      ].map((v) => element("td", {}, v)),
+    ));
+    $("dropped-table").replaceChildren(...(rows.length ? [
+      element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows),
+    ] : []));
   }
 
   function drawRepeat() {
@@ -269,7 +342,13 @@
         element("pre", { class: "command" }, run.command),
         element("p", { class: "aside" }, versions ? `Ran with ${versions}. ` : "", `From ${run.folder}.`));
       if (run.config) {
-        box.append(element("button", { type: "button", onclick: () => copy(run.config, "the configuration") }, "Copy the configuration"), element("pre", {}, run.config));
+        box.append(
+          element(
+            "button", { type: "button", onclick: () => copy(run.config, "the configuration") },
+            "Copy the configuration",
+          ),
+          element("pre", {}, run.config),
+        );
       } else box.append(element("p", {}, "The configuration is missing."));
       box.open = open.has(run.name);
       return box;
@@ -282,7 +361,8 @@
     const rows = data.table.rows.map((row, place) => ({ row, place }));
     if (!state.sort) return rows;
     const { column, down } = state.sort, c = data.table.columns.findIndex((k) => k.title === column);
-    const value = ({ row }) => (column === "method" ? row.label : column === "seeds" ? row.seeds : row.cells[c]?.value ?? null);
+    const own = { method: (row) => row.label, seeds: (row) => row.seeds }[column];
+    const value = ({ row }) => (own ? own(row) : row.cells[c]?.value ?? null);
     return rows.sort((a, b) => {
       const [x, y] = [value(a), value(b)];
       if (x === null || y === null) return (x === null) - (y === null);  // what is missing comes last either way
@@ -298,19 +378,33 @@
       drawTable();
       [...document.querySelectorAll("#table th button")].find((b) => b.dataset.column === column)?.focus();
     };
-    const heading = (title, better) => element("th", { scope: "col", "aria-sort": state.sort?.column === title ? (state.sort.down ? "descending" : "ascending") : "none" },
+    const sorted = (title) => (state.sort?.column !== title ? "none" : state.sort.down ? "descending" : "ascending");
+    const heading = (title, better) => element("th", { scope: "col", "aria-sort": sorted(title) },
       element("button", { type: "button", "data-column": title, onclick: sortBy(title, better) }, title));
     $("table").replaceChildren(
-      element("thead", {}, element("tr", {}, heading("method"), ...data.table.columns.map((c) => heading(c.title, c.better)), heading("seeds", "high"))),
+      element(
+        "thead", {},
+        element(
+          "tr", {}, heading("method"), ...data.table.columns.map((c) => heading(c.title, c.better)),
+          heading("seeds", "high"),
+        ),
+      ),
       element("tbody", {}, ...tableOrder().map(({ row, place }) => element("tr", { class: on(place) ? "" : "off" },
-        element("th", { scope: "row" }, element("div", {}, element("span", { class: "swatch", style: `background:${look(place).colour}` }), element("span", {}, row.label))),
+        element(
+          "th", { scope: "row" },
+          element(
+            "div", {}, element("span", { class: "swatch", style: `background:${look(place).colour}` }),
+            element("span", {}, row.label),
+          ),
+        ),
         ...row.cells.map((cell) => element("td", { class: cell.best ? "best" : "" }, cell.text)),
         element("td", {}, String(row.seeds) + (row.unfinished ? ` (${row.unfinished} unfinished)` : ""))))),
     );
   }
 
   function drawAccuracyOf() {
-    $("accuracy-of").textContent = data.methods.filter((m) => m.accuracyOf).map((m) => `The accuracy of ${m.label} is that of ${m.accuracyOf}.`).join(" ");
+    const told = data.methods.filter((method) => method.accuracyOf);
+    $("accuracy-of").textContent = told.map((m) => `The accuracy of ${m.label} is that of ${m.accuracyOf}.`).join(" ");
   }
 
   function tableAs(form) {
@@ -342,17 +436,23 @@
     $("version").textContent = data.version;
     $("made").textContent = data.made;
     const column = data.table.columns.findIndex((c) => c.title === "accuracy %");
-    const ranked = column < 0 ? [] : data.table.rows.filter((r) => r.cells[column].value !== null).sort((a, b) => b.cells[column].value - a.cells[column].value);
+    const cells = column < 0 ? [] : data.table.rows.map((row) => ({ label: row.label, ...row.cells[column] }));
+    const ranked = cells.filter((cell) => cell.value !== null).sort((a, b) => b.value - a.value);
     const rounds = Math.max(0, ...data.runs.map((run) => run.round.length));
     const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
-    const best = ranked.length > 1 ? `${ranked[0].label} is ahead with ${ranked[0].cells[column].text} % accuracy` : ranked.length ? `accuracy ${ranked[0].cells[column].text} %` : "no accuracy recorded yet";
-    $("lead").textContent = `${plural(data.methods.length, "method")}, ${plural(data.runs.length, "run")}, up to ${plural(rounds, "round")}: ${best}.`;
+    let best = "no accuracy recorded yet";
+    if (ranked.length === 1) best = `accuracy ${ranked[0].text} %`;
+    if (ranked.length > 1) best = `${ranked[0].label} is ahead with ${ranked[0].text} % accuracy`;
+    const size = `${plural(data.methods.length, "method")}, ${plural(data.runs.length, "run")}`;
+    $("lead").textContent = `${size}, up to ${plural(rounds, "round")}: ${best}.`;
   }
 
   function drawProblems() {
     const told = data.runs.filter((run) => run.problems.length);
     show("problems", told.length);
-    $("problem-list").replaceChildren(...told.map((run) => element("li", {}, element("span", { class: "where" }, `${run.name}: `), run.problems.join("; "))));
+    $("problem-list").replaceChildren(...told.map((run) => element(
+      "li", {}, element("span", { class: "where" }, `${run.name}: `), run.problems.join("; "),
+    )));
   }
 
   function sample(place) {
@@ -363,7 +463,9 @@
     svg.setAttribute("height", "10");
     svg.setAttribute("aria-hidden", "true");
     const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-    for (const [name, value] of Object.entries({ x1: 0, x2: 26, y1: 5, y2: 5, stroke: colour, "stroke-width": 4, "stroke-dasharray": dashes })) line.setAttribute(name, value);
+    for (const [name, value] of Object.entries({
+      x1: 0, x2: 26, y1: 5, y2: 5, stroke: colour, "stroke-width": 4, "stroke-dasharray": dashes,
+    })) line.setAttribute(name, value);
     svg.append(line);
     return svg;
   }
@@ -375,19 +477,25 @@
       type: "button", class: "chip", "aria-pressed": String(on(place)), "data-method": method.label,
       onclick: () => { state.off[on(place) ? "add" : "delete"](method.label); drawAll(); },
     }, sample(place), method.label)));
-    if (focused !== undefined) [...$("methods").children].find((b) => b.dataset.method === focused)?.focus({ preventScroll: true });
+    if (focused === undefined) return;
+    [...$("methods").children].find((b) => b.dataset.method === focused)?.focus({ preventScroll: true });
   }
 
   function drawContents() {
     const sections = [...document.querySelectorAll("main > section")];
     const title = (section) => section.querySelector("h2").textContent;
-    $("contents").replaceChildren(...sections.filter((s) => !s.hidden).map((s) => element("a", { href: `#${s.id}` }, title(s))));
+    const present = sections.filter((s) => !s.hidden);
+    $("contents").replaceChildren(...present.map((s) => element("a", { href: `#${s.id}` }, title(s))));
     const absent = sections.filter((s) => s.hidden).map((s) => title(s).toLowerCase());
     $("absent").textContent = absent.length ? `Not recorded in these runs: ${absent.join(", ")}.` : "";
   }
 
   function drawAll() {
-    for (const part of [drawHead, drawProblems, drawSwitches, drawTable, drawAccuracyOf, drawCurves, drawDistillation, drawBars, drawPartition, drawWeights, drawLosses, drawImages, drawDropped, drawRepeat, drawContents]) part();
+    for (const part of [
+      drawHead, drawProblems, drawSwitches, drawTable, drawAccuracyOf, drawCurves, drawDistillation, drawTargets,
+      drawAccuracyBars, drawCost,
+      drawPartition, drawWeights, drawLosses, drawImages, drawDropped, drawRepeat, drawContents,
+    ]) part();
   }
 
   // ---- following a run -------------------------------------------------------------------------------------------
@@ -397,14 +505,17 @@
     $("live").hidden = false;
     for (;;) {
       try {
-        const answer = await fetch("data.json", { headers: stamp ? { "If-None-Match": stamp } : {}, cache: "no-store" });
+        const answer = await fetch(
+          "data.json", { headers: stamp ? { "If-None-Match": stamp } : {}, cache: "no-store" },
+        );
         if (answer.status === 200) {
           stamp = answer.headers.get("ETag");
           data = await answer.json();
           drawAll();
         }
         const done = data.runs.length > 0 && data.runs.every((run) => run.finished);
-        $("live").textContent = `${done ? "Finished" : "Following"}; ${data.runs.map((run) => `${run.name}: round ${run.round.at(-1) ?? 0}${run.planned ? ` of ${run.planned}` : ""}`).join("; ") || "no run yet"}.`;
+        const far = (run) => `${run.name}: round ${run.round.at(-1) ?? 0}${run.planned ? ` of ${run.planned}` : ""}`;
+        $("live").textContent = `${done ? "Finished" : "Following"}; ${data.runs.map(far).join("; ") || "no run yet"}.`;
       } catch {
         $("live").textContent = "The server has stopped; the page shows what it knew last.";
       }
@@ -420,7 +531,10 @@
     for (const part of [drawHead, drawProblems, drawTable, drawDropped, drawRepeat]) part();
     return;
   }
-  for (const id of ["curves-y", "curves-x", "curves-seeds", "partition-run", "weights-run", "weights-when", "weights-of", "target", "losses-name"]) {
+  for (const id of [
+    "curves-y", "curves-x", "curves-seeds", "partition-run", "weights-run", "weights-when", "weights-of", "target",
+    "losses-name",
+  ]) {
     $(id).addEventListener("change", (event) => { state.choices[id] = event.target.value; drawAll(); });
   }
   $("copy-markdown").addEventListener("click", () => copy(tableAs("markdown"), "as Markdown"));
