@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +25,7 @@ from fedstill.local.fit import batches, optimiser
 from fedstill.message import State, clone
 from fedstill.models.network import Network
 
-__all__ = ["Distilled", "distil"]
+__all__ = ["Distilled", "distil", "mixed"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def distil(
     options: Distillation,
     *,
     rng: torch.Generator,
+    optimizer: torch.optim.Optimizer | None = None,
     validation: Samples | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Distilled:
@@ -58,10 +60,12 @@ def distil(
 
     ``table`` is the fixed table of the round, or for fresh inputs a function that makes one for each batch. With
     ``validation`` the best snapshot is the result and training stops after ``patience`` steps without a better one.
+    An ``optimizer`` of the caller's (over the student's parameters) keeps its state from one round to the next.
     """
     device = next(student.parameters()).device
     parameters = [p for p in student.parameters() if p.requires_grad]
-    optimizer = optimiser(options.optimizer, parameters)
+    if optimizer is None:
+        optimizer = optimiser(options.optimizer, parameters)
     size = min(options.batch_size, len(samples))
     lone = len(samples) % size == 1 and size > 1 and options.student_norm != "frozen"  # one sample has no batch statistics
     epoch = len(samples) // size if lone else -(-len(samples) // size)
@@ -88,6 +92,8 @@ def distil(
             x = student.normalise(augment(x_all[index], options.augment.flip, options.augment.crop, rng))
             live = table(x)  # type: ignore[operator]
             wanted, weight = _targets(live, options), live.sample_weight
+        if options.mixup is not None:
+            x, wanted = mixed(x, wanted, options.mixup, rng)
         optimizer.zero_grad(set_to_none=True)
         loss = divergence(
             student(x),
@@ -135,6 +141,18 @@ def distil(
     spoken = torch.stack(losses) if losses else torch.full((1,), float("nan"))
     tenth = max(1, len(spoken) // 10)
     return Distilled(done, float(spoken[:tenth].mean()), float(spoken[-tenth:].mean()), before, after, kept)
+
+
+def mixed(x: Tensor, targets: Tensor, alpha: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Mixup: every sample with a random partner, ``lam x + (1 - lam) x'``, the same of the targets, ``lam ~ Beta(alpha, alpha)``.
+
+    >>> x, targets = mixed(torch.tensor([[0.0], [1.0]]), torch.eye(2), 2.0, torch.Generator().manual_seed(4))
+    >>> torch.allclose(x[:, 0], targets[:, 1])
+    True
+    """
+    share = float(np.random.default_rng(int(torch.randint(2**62, (1,), generator=rng))).beta(alpha, alpha))
+    partner = torch.randperm(len(x), generator=rng).to(x.device)
+    return torch.lerp(x[partner], x, share), torch.lerp(targets[partner], targets, share)
 
 
 def _targets(table: Table, options: Distillation) -> Tensor:

@@ -52,3 +52,4 @@ class Distillation(Part):
     fresh: bool = False  # new inputs each step, teachers evaluated on them: exact, and as many times slower as there are teachers
     augment: Augment = Augment()  # of fresh inputs
     averaging: Averaging | None = None
+    mixup: Annotated[float, Field(gt=0)] | None = None  # inputs and targets mixed in pairs, a share ~ Beta(mixup, mixup) a batch

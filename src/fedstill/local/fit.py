@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from fedstill.data.samples import Samples
 from fedstill.local.options import Local, Optimizer, Schedule
 from fedstill.models.network import Network
 
-__all__ = ["Batch", "Fit", "Term", "batches", "fit", "learning_rate", "optimiser"]
+__all__ = ["Batch", "Fit", "Term", "batches", "fit", "learning_rate", "momentum_of", "optimiser", "set_momentum"]
 
 
 @dataclass
@@ -40,6 +40,20 @@ class Fit:
 
     steps: int
     loss: float  # mean over the last epoch's steps
+    momentum: dict[str, Tensor] = field(default_factory=dict, repr=False)  # SGD's velocities, by parameter name
+
+
+def momentum_of(optimizer: torch.optim.Optimizer, network: nn.Module) -> dict[str, Tensor]:
+    """SGD's velocities by the names of the network's parameters; empty where there is no momentum."""
+    found = {name: optimizer.state[p].get("momentum_buffer") for name, p in network.named_parameters() if p in optimizer.state}
+    return {name: buffer for name, buffer in found.items() if buffer is not None}
+
+
+def set_momentum(optimizer: torch.optim.Optimizer, network: nn.Module, momentum: Mapping[str, Tensor]) -> None:
+    """Let SGD go on with the velocities that :func:`momentum_of` found."""
+    for name, parameter in network.named_parameters():
+        if name in momentum:
+            optimizer.state[parameter]["momentum_buffer"] = momentum[name].to(parameter.device).clone()
 
 
 def optimiser(options: Optimizer, parameters: Sequence[nn.Parameter], lr: float | None = None) -> torch.optim.Optimizer:
@@ -111,16 +125,20 @@ def fit(
     parameters: Sequence[nn.Parameter] | None = None,
     base_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     after: Callable[[Batch], None] | None = None,
+    momentum: Mapping[str, Tensor] | None = None,
 ) -> Fit:
     """Train ``network`` in place on ``data``: minimise ``base_loss(logits, y)`` plus the sum of ``terms``.
 
     ``parameters`` says what is trained (all of the network by default); ``after`` is called when a step has been taken, for
     an opponent's turn. A last batch of one sample is skipped where the network has
-    batch statistics, which one sample cannot give.
+    batch statistics, which one sample cannot give. SGD starts with the velocities in ``momentum``, by parameter name; those
+    it ends with are in the result.
     """
     network.train()
     chosen = list(parameters) if parameters is not None else [p for p in network.parameters() if p.requires_grad]
     optimizer = optimiser(local.optimizer, chosen, lr)
+    if momentum:
+        set_momentum(optimizer, network, momentum)
     single_ok = not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
     flip, crop = local.augment.flip, local.augment.crop
     device = next(network.parameters()).device
@@ -160,4 +178,4 @@ def fit(
         losses.append(loss.detach())
         step += 1
     last = losses[-per_epoch:]
-    return Fit(step, float(torch.stack(last).mean()) if last else float("nan"))
+    return Fit(step, float(torch.stack(last).mean()) if last else float("nan"), momentum_of(optimizer, network))

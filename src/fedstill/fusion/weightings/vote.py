@@ -9,7 +9,6 @@ from torch import Tensor
 from fedstill.fusion.vote import Gate, Variant, knowledge_vote
 from fedstill.fusion.weighting import Ballot, Scene, Voting, register
 from fedstill.options import Part
-from fedstill.run.config import validated
 
 __all__ = ["KnowledgeVote", "VoteOptions"]
 
@@ -23,12 +22,12 @@ class VoteOptions(Part):
     count: Literal["mask", "support"] = "mask"  # a sample with supporters counts once, or as often as it has supporters
 
 
-@register("vote", summary="the sources that support the consensus class, confidently (KDCL, KD3A)")
+@register("vote", summary="the sources that support the consensus class, confidently (KDCL, KD3A)", options=VoteOptions)
 class KnowledgeVote(Voting):
     """Only confident teachers that agree are heard; a sample without any teaches nothing."""
 
     def __init__(self, scene: Scene):
-        self.options: VoteOptions = validated(VoteOptions, scene.options, "algorithm.weighting_options")
+        self.options = VoteOptions.model_validate(scene.options)
         self.gate = self.options.gate.at(scene.round, scene.rounds)
 
     def vote(self, logits: Tensor) -> Ballot:
