@@ -1,0 +1,84 @@
+"""KDCL: sources learn near the global model, and are merged by what each contributes to the knowledge that they agree on.
+
+Huang et al., A Federated Domain Adaptation Algorithm Based on Knowledge Distillation and Contrastive Learning, Wuhan University
+Journal of Natural Sciences 27(6), 2022. The paper gives its method no name. Algorithm 1: contrastive local training (Eqs. 5, 6;
+not in the first round), the vote on the target's unlabelled samples (section 2.2), contributions and weights (Eqs. 2 to 4),
+``h_t = sum_k alpha_k h_k`` over the sources. No model is trained on the votes; ``train_target`` does that as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithms.feddf import Contrastive, FedDF, FedDFOptions
+from fedstill.fusion.contributions import Contributions, merge_by_contribution
+from fedstill.fusion.merge import MergeName
+from fedstill.fusion.options import Distillation
+from fedstill.fusion.transfer import note_ceiling
+from fedstill.fusion.worst import drop_worst
+from fedstill.local.options import Optimizer
+from fedstill.message import State
+
+__all__ = ["KDCL", "KDCLOptions"]
+
+
+class KDCLOptions(FedDFOptions):
+    """The defaults are the paper's: gate .8 to .95, mu = 1, t = 0.5, leave-one-out contributions. Its local training is
+    ``local = { batch_size = 50, optimizer = { lr = 0.005, momentum = 0.9 }, schedule = { kind = "cosine", final = 0.001 } }``
+    over 80 rounds. A ``merge`` other than "contributions" is an ablation."""
+
+    merge: MergeName = "contributions"
+    contributions: Contributions = Contributions()
+    contrastive: Contrastive | None = Contrastive(mu=1.0, temperature=0.5)
+    weighting: str = "vote"
+    train_target: bool = False  # also train the merged model on the votes; not in the paper
+    distillation: Distillation = Distillation(
+        epochs=1, optimizer=Optimizer(lr=0.005, momentum=0.9), schedule="constant", batch_size=50, student_norm="train"
+    )
+
+
+class KDCL(FedDF):
+    """Contrastive sources, merged by contribution."""
+
+    name = "kdcl"
+    title = "KDCL"
+    paper = "Huang et al., Wuhan Univ. J. Nat. Sci. 2022"
+    parts = {
+        "local term": "model-contrastive",
+        "merge": "contribution-weighted",
+        "source": "the target's unlabelled data",
+        "weighting": "knowledge vote",
+        "distillation": "none (train_target: on the votes)",
+    }
+    needs = ("target",)
+    Options: ClassVar[type[FedDFOptions]] = KDCLOptions
+
+    def __init__(self, task: Any, options: Any = None):
+        super().__init__(task, options)
+        voting = self.options.contributions
+        if self.options.weighting == "vote":  # one vote: what is measured is what is taught
+            self.settings = {"gate": voting.gate.model_dump(), "variant": voting.variant, **self.settings}
+
+    def merge(self, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
+        """Lines 4, 5, 11 and 12: ``h_t = sum_k alpha_k h_k``."""
+        if self.options.merge != "contributions":
+            return super().merge(server, replies, round)
+        return merge_by_contribution(self.task, server, replies, self.options.contributions, round)
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Merge; and only with ``train_target`` distil the votes into the merged model."""
+        if self.options.train_target:
+            server = super().fuse(server, replies, round)
+        else:
+            if self.options.drop_worst is not None:
+                replies = drop_worst(self.task, replies, self.options.drop_worst, round)
+            teachers = self.teachers(server, replies, round)
+            merged = self.merge(server, replies, round)
+            weighting = self.weighting(server, teachers, round)
+            note_ceiling(self.task, merged, teachers, weighting, self.options.distillation, round, self.options.ensemble)
+            server = Server(merged, server.parts, server.values)
+        if "merge_weights" in round.notes:
+            round.note(weights=round.notes["merge_weights"])  # alpha is what this system means by a source's weight
+        return server
