@@ -1,0 +1,239 @@
+"""KD3A: a target model learns what confident sources agree on, and all backbones become one, weighed by contribution.
+
+Feng et al., KD3A: Unsupervised Multi-Source Decentralized Domain Adaptation via Knowledge Distillation, ICML 2021. A round, as in
+the authors' code: (1) every source trains on its own data; (2) the sources vote on the target's samples and the target model
+trains on the votes, with mixup; (3) consensus focus (Shapley values of the votes' quality) gives the domains' weights; (4) all
+backbones become their weighted sum, BatchNorm statistics included (the paper's "BatchNorm MMD"); classifiers stay where they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
+from fedstill.data.samples import Samples
+from fedstill.errors import FedstillError
+from fedstill.fusion.contributions import Contributions, Focus, contribution_weights, contributions_of, note_focus
+from fedstill.fusion.distil import distil
+from fedstill.fusion.ensemble import Table, words_of
+from fedstill.fusion.merge import weighted_sum
+from fedstill.fusion.norm import BatchNorm, buffer_names
+from fedstill.fusion.options import Distillation
+from fedstill.fusion.teacher import Teacher, teachers_of
+from fedstill.fusion.vote import Gate, knowledge_vote
+from fedstill.local.fit import batches, fit, learning_rate, momentum_of, optimiser, set_momentum
+from fedstill.message import Message, State, clone
+from fedstill.models.network import Network
+from fedstill.options import Positive
+
+__all__ = ["KD3A", "KD3AOptions", "domain_weights"]
+
+TARGET = "target"  # its name among the weights
+
+
+class KD3AOptions(Options):
+    """The defaults are those of the authors' code for digits; comments give the other forms."""
+
+    contributions: Contributions = Contributions(  # DomainNet: gate from .8; the paper's text: method "leave-one-out"
+        gate=Gate(start=0.9, end=0.95, reach=False), variant="kd3a", method="shapley"
+    )
+    knowledge: Literal["hard", "soft"] = "hard"  # the consensus class; soft: the supporters' mean, as in the paper's text
+    count: Literal["mask", "support"] = "mask"  # a sample counts 0 or 1; support: as often as it has supporters (text)
+    mixup: Annotated[float, Field(gt=0)] | None = 2.0  # lam ~ Beta(2, 2)
+    target_epochs: Positive = 1  # passes over the target's samples a round, where local.steps is not set
+    batchnorm: Literal["merge", "own"] = "merge"  # statistics merged with the weights, or every model keeps its own
+    classifiers: Literal["own", "merge"] = "own"  # never merged in the code; merge: the whole model is
+    vote_norm: Literal["batch", "running"] = "batch"  # sources label with the target batch's statistics, and theirs drift to them
+    by_examples: bool = False  # weigh the focus by the sources' numbers of examples (text)
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of the weights over the rounds; the first is taken as it is
+    keep_momentum: bool = True  # SGD's velocities survive the round, as they do in the code
+
+
+def domain_weights(focus: Tensor, known: float, examples: Sequence[int] | None = None) -> tuple[Tensor, float]:
+    """The sources' weights and the target's: the target has ``known / (K + 1)``, ``known`` being the fraction of its samples with
+    a confident vote; the sources share the rest in proportion to their focus (alike where all have none).
+
+    >>> sources, target = domain_weights(torch.tensor([3.0, 1.0]), 0.6)
+    >>> [round(w, 3) for w in sources.tolist()], round(target, 3)
+    ([0.6, 0.2], 0.2)
+    """
+    target = known / (len(focus) + 1)
+    if examples is not None:
+        focus = focus * torch.tensor(examples, dtype=focus.dtype)
+    return contribution_weights(focus) * (1 - target), target
+
+
+class KD3A(Algorithm):
+    """Vote, train the target model, merge by consensus focus."""
+
+    name = "kd3a"
+    title = "KD3A"
+    paper = "Feng et al., ICML 2021"
+    parts = {
+        "merge": "backbones by consensus focus, classifiers kept",
+        "source": "the target's unlabelled data",
+        "weighting": "knowledge vote",
+        "distillation": "hard votes of confident sources, mixup",
+    }
+    needs = ("target",)
+    Options: ClassVar[type[Options]] = KD3AOptions
+
+    def __init__(self, task: Any, options: Any = None):
+        super().__init__(task, options)
+        if len(task.prototypes) > 1:
+            raise FedstillError("kd3a averages the backbones of all domains: model.clients must name one architecture")
+        self.prototype: str = task.prototypes[0]
+
+    def shared(self, state: State) -> State:
+        """What all domains have in common: the backbone's parameters, and what the options add to them."""
+        own = set()
+        if self.options.classifiers == "own":
+            own |= {name for name in state if name.startswith("head.")}
+        if self.options.batchnorm == "own":
+            own |= buffer_names(self.task.network(self.prototype))
+        return {name: tensor for name, tensor in state.items() if name not in own}
+
+    # -- the source ----------------------------------------------------------------------------------------------------------
+
+    def instruct(self, server: Server, client: str, round: Round) -> Message:
+        """The common backbone."""
+        return Message.of(model=self.shared(server.models[self.prototype]))
+
+    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+        """Train with the source's own classifier; what is not shared stays here until the next round."""
+        config = client.task.config
+        own = client.memory.group("own") or client.task.initial(client.prototype, "source", client.id)
+        network = client.task.load(client.prototype, {**own, **message.group("model")})
+        rate = learning_rate(config.local.optimizer.lr, config.local.schedule, client.round, config.rounds)
+        velocity = client.memory.group("momentum") if self.options.keep_momentum else {}
+        done = fit(network, client.data, config.local, rng=client.rng("fit"), lr=rate, momentum=velocity)
+        state = clone(network.state_dict())
+        kept = {name: tensor for name, tensor in state.items() if name not in message.group("model")}
+        client.memory = Message.of(own=kept, momentum=done.momentum if self.options.keep_momentum else {})
+        return Message.of(model=state, samples=len(client.data), loss=done.loss)
+
+    # -- the target ----------------------------------------------------------------------------------------------------------
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Vote, train on the votes, weigh, merge."""
+        options, pool = self.options, self.task.pool
+        assert pool is not None, "a target domain is a pool"
+        gate = options.contributions.gate.at(round.number, round.total)
+        teachers = teachers_of(self.task, replies)
+        names = [reply.client for reply in replies]
+        drifted: dict[int, State] = {}
+        table, focus = self.vote(teachers, pool.samples, gate, round, drifted)
+        self.note_votes(teachers, gate, round)
+        note_focus(focus, names, gate, round)
+        known = float((table.sample_weight > 0).double().mean()) if table.sample_weight is not None else 1.0
+        target, velocity = self.learn(server, table, pool.samples, round)
+        examples = [reply.samples for reply in replies] if options.by_examples else None
+        shares, own = domain_weights(focus.values, known, examples)
+        fresh = {**dict(zip(names, shares.tolist(), strict=True)), TARGET: own}
+        weights = smoothed(fresh, server.values.get("weights"), options.smoothing)
+        round.note(weights=weights, known=known)
+        # all backbones become their weighted sum; the sources' with the statistics that voting left them
+        states = ({**reply.model, **drifted.get(k, {})} for k, reply in enumerate(replies))
+        merged = weighted_sum((self.shared(state) for state in [*states, target]), [weights[name] for name in [*names, TARGET]])
+        parts = {**server.parts, "momentum": velocity} if velocity else server.parts
+        return Server({self.prototype: {**target, **merged}}, parts, {**server.values, "weights": weights})
+
+    def vote(
+        self, teachers: Sequence[Teacher], samples: Samples, gate: float, round: Round, drifted: dict[int, State] | None = None
+    ) -> tuple[Table, Focus]:
+        """The table of votes and the sources' focus; ``drifted`` receives the statistics that the voting sources end with."""
+        options = self.options
+
+        def speak(k: int, network: Network, samples: Samples) -> Tensor:
+            logits = by_batch_statistics(network, samples, self.local.batch_size, round.rng("vote", k))
+            if drifted is not None:
+                names = buffer_names(network)
+                drifted[k] = {name: tensor.clone() for name, tensor in network.state_dict().items() if name in names}
+            return logits
+
+        with words_of(teachers, samples, speak=speak if options.vote_norm == "batch" else None) as words:
+            votes = [knowledge_vote(logits.softmax(2), gate, variant=options.contributions.variant) for logits in words.slices()]
+            focus = contributions_of(words, options.contributions, gate, round.rng("contributions"))
+        targets = torch.cat([vote.hard() if options.knowledge == "hard" else vote.knowledge for vote in votes])
+        support = torch.cat([vote.support for vote in votes])
+        count = (support > 0).to(support.dtype) if options.count == "mask" else support
+        return Table(targets, torch.cat([vote.supporters for vote in votes]).to(targets.dtype), count), focus
+
+    def note_votes(self, teachers: Sequence[Teacher], gate: float, round: Round) -> None:
+        """Note the votes' own accuracy on the test set, the target model's ceiling."""
+        evaluation = self.task.config.evaluation
+        if not evaluation.ensemble or (round.number % evaluation.every and round.number != round.total):
+            return
+        [test] = self.task.tests.values()
+        if test.y is None:
+            return
+        clock = time.perf_counter()
+        found = self.vote(teachers, test, gate, round)[0].accuracy(test.y)
+        round.note(ensemble_accuracy=found, evaluate_seconds=time.perf_counter() - clock)
+
+    def learn(self, server: Server, table: Table, samples: Samples, round: Round) -> tuple[State, State]:
+        """The target model trained on the votes as the sources train on their labels, and SGD's velocities."""
+        local, options = self.local, self.options
+        rate = learning_rate(local.optimizer.lr, local.schedule, round.number, round.total)
+        wanted = Distillation(
+            epochs=None if local.steps else options.target_epochs,
+            steps=local.steps or 1,
+            batch_size=local.batch_size,
+            optimizer=local.optimizer.model_copy(update={"lr": rate}),
+            schedule="constant",
+            clip=local.clip,
+            patience=None,
+            student_norm="train",
+            mixup=options.mixup,
+        )
+        student = self.task.load(self.prototype, server.models[self.prototype], role="student")
+        optimizer = optimiser(wanted.optimizer, list(student.parameters()))
+        if options.keep_momentum:
+            set_momentum(optimizer, student, server.parts.get("momentum", {}))
+        done = distil(student, samples, table, wanted, rng=round.rng("distil"), optimizer=optimizer)
+        round.note(distillation={self.prototype: {"steps": done.steps, "first": done.first_loss, "last": done.last_loss}})
+        velocity = clone(momentum_of(optimizer, student)) if options.keep_momentum else {}
+        return clone(student.state_dict()), velocity
+
+
+def by_batch_statistics(network: Network, samples: Samples, batch_size: int, rng: torch.Generator) -> Tensor:
+    """The logits of every sample, normalised in random batches by their own statistics, to which the running ones drift.
+
+    Only BatchNorm layers are in training mode; the code puts dropout there as well.
+    """
+    device = next(network.parameters()).device
+    network.eval()
+    for module in network.modules():
+        if isinstance(module, BatchNorm):
+            module.train()
+    found = torch.empty(len(samples), network.classes, device=device)
+    left: list[Tensor] = []
+    with torch.no_grad():
+        for index in batches(len(samples), batch_size, rng):
+            if len(index) == 1 and len(samples) > 1:
+                left.append(index)  # one sample has no statistics of its own: the running ones must do
+                continue
+            found[index.to(device)] = network(network.normalise(samples.x[index].to(device)))
+        network.eval()
+        for index in left:
+            found[index.to(device)] = network(network.normalise(samples.x[index].to(device)))
+    return found
+
+
+def smoothed(fresh: dict[str, float], before: dict[str, float] | None, smoothing: float) -> dict[str, float]:
+    """Moving averages of the weights, scaled to sum to one over those present; the first is taken as it is.
+
+    >>> smoothed({"a": 1.0, "b": 0.0}, {"a": 0.5, "b": 0.5}, 0.9)
+    {'a': 0.55, 'b': 0.45}
+    """
+    mean = {
+        name: smoothing * before.get(name, value) + (1 - smoothing) * value if before else value for name, value in fresh.items()
+    }
+    total = sum(mean.values())
+    return {name: value / total for name, value in mean.items()}

@@ -1,0 +1,117 @@
+"""KD3A: its weights, what is shared and what stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstill.algorithm import Round
+from fedstill.algorithms.kd3a import by_batch_statistics, domain_weights, smoothed
+from fedstill.errors import FedstillError
+from fedstill.fusion.distil import mixed
+from fedstill.run.loop import run
+from tests.algorithms.adaptation import algorithm_of, exchange, tiny
+
+OPEN = {"gate": {"start": 0.0, "end": 0.0}, "variant": "kd3a", "method": "shapley"}
+
+
+def test_domain_weights_by_hand():
+    sources, target = domain_weights(torch.tensor([6.0, 2.0, 0.0]), known=0.8)
+    assert target == pytest.approx(0.8 / 4)
+    assert sources.tolist() == pytest.approx([0.8 * 0.75, 0.8 * 0.25, 0.0])
+    sources, target = domain_weights(torch.zeros(3), known=0.0)  # nobody is confident of anything
+    assert (sources.tolist(), target) == (pytest.approx([1 / 3] * 3), 0.0)
+    sources, _ = domain_weights(torch.tensor([1.0, 1.0]), 0.0, examples=[30, 10])
+    assert sources.tolist() == pytest.approx([0.75, 0.25])
+
+
+def test_weights_move_slowly_and_sum_to_one():
+    assert smoothed({"a": 0.9, "b": 0.1}, None, 0.9) == pytest.approx({"a": 0.9, "b": 0.1})
+    assert smoothed({"a": 0.9, "b": 0.1}, {"a": 0.5, "b": 0.5}, 0.9) == pytest.approx({"a": 0.54, "b": 0.46})
+    assert sum(smoothed({"a": 0.9}, {"a": 0.5, "b": 0.5}, 0.9).values()) == pytest.approx(1)  # b did not come
+
+
+@pytest.mark.parametrize("vote_norm", ["running", "batch"])
+def test_backbones_become_their_weighted_sum_and_classifiers_stay(vote_norm: str):
+    algorithm = algorithm_of(tiny("kd3a", epochs=4, contributions=OPEN, vote_norm=vote_norm))
+    server, round, memories = algorithm.start(), Round(1, 2, 0), {}
+    assert not any(name.startswith("model/head.") for name in algorithm.instruct(server, "mnist-0", round).tensors)
+    replies = exchange(algorithm, server, round, memories)
+    heads = [memories[reply.client].group("own")["head.weight"] for reply in replies]
+    assert not torch.equal(*heads)  # every source has its own classifier, from its own start
+    assert memories["mnist-0"].group("momentum")
+    fused = algorithm.fuse(server, replies, round)
+    [model], [before] = fused.models.values(), server.models.values()
+    weights = round.notes["weights"]
+    assert set(weights) == {"optdigits-0", "mnist-0", "target"}
+    assert sum(weights.values()) == pytest.approx(1)
+    assert weights["target"] == pytest.approx(round.notes["known"] / 3)
+    assert not torch.equal(model["head.weight"], before["head.weight"])  # the target's own, trained on the votes
+    trained, _ = algorithm.learn(server, *_table(algorithm, replies, round), round)
+    expected = weights["target"] * trained["fc.0.weight"] + sum(weights[r.client] * r.model["fc.0.weight"] for r in replies)
+    torch.testing.assert_close(model["fc.0.weight"], expected, atol=1e-6, rtol=1e-5)
+    stats = weights["target"] * trained["body.2.running_mean"]
+    stats = stats + sum(weights[r.client] * r.model["body.2.running_mean"] for r in replies)
+    # sources that label with the target's batch statistics drift to them, and the merge takes what they drifted to
+    assert torch.allclose(model["body.2.running_mean"], stats, atol=1e-6) == (vote_norm == "running")
+
+
+def _table(algorithm, replies, round):
+    from fedstill.fusion.teacher import teachers_of
+
+    pool = algorithm.task.pool.samples
+    return algorithm.vote(teachers_of(algorithm.task, replies), pool, 0.0, round)[0], pool
+
+
+def test_statistics_can_stay_with_their_owners():
+    algorithm = algorithm_of(tiny("kd3a", contributions=OPEN, batchnorm="own"))
+    server, round, memories = algorithm.start(), Round(1, 2, 0), {}
+    assert not any("running" in name for name in algorithm.instruct(server, "mnist-0", round).tensors)
+    replies = exchange(algorithm, server, round, memories)
+    assert "body.2.running_mean" in memories["mnist-0"].group("own")
+    algorithm.fuse(server, replies, round)
+    again = exchange(algorithm, server, Round(2, 2, 0), memories)
+    assert int(again[0].model["body.2.num_batches_tracked"]) == 6  # three batches a round, counted on
+
+
+def test_batch_statistics_are_those_of_training_mode_and_drift():
+    algorithm = algorithm_of(tiny("kd3a"))
+    task = algorithm.task
+    network, pool = task.network("cnn-small"), task.pool.samples
+    before = network.body[2].running_mean.clone()
+    found = by_batch_statistics(network, pool, len(pool), torch.Generator().manual_seed(0))
+    assert not torch.equal(network.body[2].running_mean, before)
+    network.train()
+    with torch.no_grad():
+        torch.testing.assert_close(found, network(network.normalise(pool.x)), atol=1e-4, rtol=1e-4)
+
+
+def test_mixup_mixes_inputs_and_targets_alike():
+    x, targets = torch.arange(6.0)[:, None], torch.eye(6)
+    mixed_x, mixed_targets = mixed(x, targets, 2.0, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(mixed_targets @ torch.arange(6.0), mixed_x[:, 0])
+    torch.testing.assert_close(mixed_targets.sum(1), torch.ones(6))
+
+
+def test_the_switches_of_the_paper_run(tmp_path: Path):
+    written = {
+        "contributions": {**OPEN, "method": "leave-one-out"},
+        "knowledge": "soft",
+        "count": "support",
+        "mixup": None,
+        "vote_norm": "running",
+        "classifiers": "merge",
+        "by_examples": True,
+        "keep_momentum": False,
+        "smoothing": 0.0,
+    }
+    history = run(tiny("kd3a", epochs=3, **{k: v for k, v in written.items() if v is not None}), tmp_path).history
+    assert len(history) == 2
+    assert history[-1]["known"] == 1.0  # nothing is below this gate
+
+
+def test_one_architecture_only():
+    with pytest.raises(FedstillError, match="one architecture"):
+        algorithm_of(tiny("kd3a", model={"clients": ["cnn-small", "cnn"]}))
