@@ -1,0 +1,257 @@
+"""SHOT: source models go to the target, whose features learn to fit the sources' frozen classifiers.
+
+Liang, Hu and Feng, Do We Really Need to Access the Source Data?, ICML 2020. Sources train with label smoothing and send their
+models once. On the target's unlabelled samples each model's classifier is frozen and the rest minimises
+
+    mean_i H(p_i) - H(mean_i p_i)  +  beta * CE(pseudo-labels)        (information maximisation, self-supervision)
+
+with pseudo-labels from class centroids, refreshed every epoch. Several sources: the adapted models' softmaxes are summed
+(``multi = "ensemble"``), or the sources are first averaged into one model as in FedAvg, which is adapted (``multi = "merged"``).
+
+SHOT has no rounds. Here the first ``source_rounds`` train the sources, and from the last of these on every round adapts for
+``epochs`` passes over the target; with ``source_rounds`` equal to ``rounds`` that is the original, all adaptation at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Scores, Server
+from fedstill.data.samples import Samples, hold_out
+from fedstill.fusion.merge import by_examples, merge_models, weighted_sum
+from fedstill.fusion.predict import accuracy, apply, predict_logits
+from fedstill.local.fit import batches, optimiser
+from fedstill.local.options import Optimizer
+from fedstill.local.update import local_update
+from fedstill.message import Message, State, clone
+from fedstill.models.network import Network
+from fedstill.options import Positive
+from fedstill.streams import numpy_stream
+
+__all__ = ["SHOT", "SHOTOptions", "information_loss", "pseudo_labels"]
+
+
+class SHOTOptions(Options):
+    """The defaults are the paper's for objects. Its networks end in ``model.options = { bottleneck = 256 }``."""
+
+    multi: Literal["ensemble", "merged"] = "ensemble"
+    source_rounds: Positive | None = None  # rounds of source training; half of all where not given
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1  # of the sources' labels
+    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.1  # of a source's data, to choose the best of its rounds (ensemble)
+    epochs: Positive = 15  # over the target, a round (digits: 30)
+    batch_size: Annotated[int, Field(ge=2)] = 64
+    optimizer: Optimizer = Optimizer(lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-3)
+    backbone_rate: Annotated[float, Field(gt=0)] = 0.1  # times the rate, below the neck: for pretrained backbones; 1 for digits
+    information: Annotated[float, Field(ge=0)] = 1.0  # weight of information maximisation
+    pseudo: Annotated[float, Field(ge=0)] = 0.3  # beta (digits .1 for MNIST to USPS); 0 is SHOT-IM
+    threshold: Annotated[int, Field(ge=0)] = 0  # a class may be assigned if more samples than this are predicted (partial: 10)
+
+
+def information_loss(logits: Tensor, epsilon: float = 1e-5) -> Tensor:
+    """``mean_i H(p_i) - H(mean_i p_i)``: every prediction sure, all together diverse. Its least value is -log C.
+
+    >>> sure = torch.tensor([[50.0, 0.0], [0.0, 50.0]])
+    >>> [round(float(information_loss(x)), 3) for x in (sure, torch.zeros(2, 2), sure[:1].repeat(2, 1))]  # -log 2, none, none
+    [-0.693, 0.0, 0.0]
+    """
+    p = logits.softmax(1)
+    each = -(p * (p + epsilon).log()).sum(1).mean()
+    mean = p.mean(0)
+    return each + (mean * (mean + epsilon).log()).sum()
+
+
+def pseudo_labels(features: Tensor, probabilities: Tensor, threshold: int = 0) -> Tensor:
+    """Every sample's class by the nearest centroid in cosine distance: centroids weighed by the predictions, then once more by
+    the labels that this gives. Only classes predicted for more than ``threshold`` samples take part, so no centroid is empty.
+
+    >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+    >>> wrong = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.1, 0.9], [0.1, 0.9]])
+    >>> pseudo_labels(features, wrong).tolist()  # the second sample lies with the first
+    [0, 0, 1, 1]
+    """
+    classes = probabilities.shape[1]
+    f = F.normalize(torch.cat([features, torch.ones_like(features[:, :1])], 1))
+    allowed = torch.bincount(probabilities.argmax(1), minlength=classes) > threshold
+    if not bool(allowed.any()):
+        return probabilities.argmax(1)
+    affinity, labels = probabilities, probabilities.argmax(1)
+    for _ in range(2):
+        mass = affinity.sum(0)
+        centroids = affinity.T @ f / (1e-8 + mass[:, None])
+        nearness = f @ F.normalize(centroids).T
+        labels = nearness.masked_fill(~(allowed & (mass > 0)), -torch.inf).argmax(1)
+        affinity = F.one_hot(labels, classes).to(f.dtype)
+    return labels
+
+
+class SHOT(Algorithm):
+    """Source hypotheses adapted to the target without any source data."""
+
+    name = "shot"
+    title = "SHOT"
+    paper = "Liang, Hu and Feng, ICML 2020"
+    parts = {
+        "local term": "label smoothing",
+        "merge": "none: the adapted models' softmaxes are summed",
+        "source": "the target's unlabelled data",
+        "distillation": "information maximisation and pseudo-labels, classifier frozen",
+    }
+    requires = ()
+    needs = ("target",)
+    everyone = True
+    Options: ClassVar[type[Options]] = SHOTOptions
+
+    @property
+    def source_rounds(self) -> int:
+        """The last round in which sources train."""
+        rounds = self.task.config.rounds
+        return min(self.options.source_rounds or max(1, rounds // 2), rounds)
+
+    def phases(self, round: int) -> Sequence[str]:
+        """``source`` while the sources train, then ``adapt``, in which nothing is exchanged."""
+        return ("source",) if round <= self.source_rounds else ("adapt",)
+
+    def required(self, phase: str) -> Sequence[str]:
+        """Sources send their model; after that nothing."""
+        return ("model",) if phase == "source" else ()
+
+    # -- the source ----------------------------------------------------------------------------------------------------------
+
+    def instruct(self, server: Server, client: str, round: Round) -> Message:
+        """Nothing but the first weights; in the merged variant the average so far."""
+        if round.phase == "adapt" or (self.options.multi == "ensemble" and round.number > 1):
+            return Message()
+        return super().instruct(server, client, round)
+
+    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+        """Train on with smoothed labels; of its rounds a source sends the one that is best on its held-out data."""
+        if phase == "adapt":
+            return Message.of(samples=len(client.data))
+        loss = partial(F.cross_entropy, label_smoothing=self.options.smoothing)
+        if self.options.multi == "merged" or not self.options.holdout:
+            start = client.memory.group("model") or message.group("model")
+            reply = local_update(message, client, start=start, base_loss=loss)
+            if self.options.multi == "ensemble":
+                client.memory = Message.of(model=reply.group("model"))
+            return reply
+        kept, held = hold_out(client.data, self.options.holdout, numpy_stream(client.seed, "holdout", client.id))
+        client.data = kept
+        start = client.memory.group("model") or message.group("model")
+        reply = local_update(message, client, start=start, base_loss=loss)
+        score = accuracy(client.network, held)
+        best, so_far = client.memory.group("best"), float(client.memory.values.get("score", -1.0))
+        if not best or not score < so_far:  # the later of equals
+            best, so_far = reply.group("model"), score
+        client.memory = Message.of(model=reply.group("model"), best=best, score=so_far)
+        return Message.of(model=best, samples=len(kept), loss=reply.values["loss"])
+
+    # -- the target ----------------------------------------------------------------------------------------------------------
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Take the sources' models as they come; when source training ends, adapt."""
+        parts, models = dict(server.parts), server.models
+        if round.phase == "source":
+            if self.options.multi == "merged":
+                models = merge_models(self.task, server, replies, by_examples)
+            else:
+                parts.update({f"source {reply.client}": reply.model for reply in replies})
+        if round.number >= self.source_rounds:
+            if self.options.multi == "merged":
+                models = {name: self.adapt(name, state, round, name) for name, state in models.items()}
+            else:
+                for name, state in parts.items():
+                    client = name.removeprefix("source ")
+                    parts[name] = self.adapt(self.task.clients[client].prototype, state, round, client)
+        if self.options.multi == "ensemble":
+            models = self.averages(models, parts)
+            names = [name.removeprefix("source ") for name in parts]
+            round.note(weights=dict.fromkeys(names, 1 / len(names)))
+        return Server(models, parts, server.values)
+
+    def averages(self, models: dict[str, State], parts: dict[str, State]) -> dict[str, State]:
+        """The adapted models averaged, prototype by prototype: what ``model.safetensors`` holds of an ensemble."""
+        found = dict(models)
+        for prototype in models:
+            group = [s for name, s in parts.items() if self.task.clients[name.removeprefix("source ")].prototype == prototype]
+            if group:
+                found[prototype] = weighted_sum(group, [1 / len(group)] * len(group))
+        return found
+
+    def adapt(self, prototype: str, state: State, round: Round, name: str) -> State:
+        """``epochs`` passes over the target with the classifier frozen."""
+        pool = self.task.pool
+        assert pool is not None, "a target domain is a pool"
+        network = self.task.load(prototype, state, role="student")
+        first = round.number - self.source_rounds
+        planned = (round.total - self.source_rounds + 1) * self.options.epochs
+        adapt(network, pool.samples, self.options, rng=round.rng("adapt", name), done=first * self.options.epochs, of=planned)
+        return clone(network.state_dict())
+
+    def evaluate(self, server: Server) -> Scores:
+        """The class with the largest sum of the adapted models' softmaxes."""
+        if self.options.multi == "merged" or not server.parts:
+            return super().evaluate(server)
+        found = {}
+        for domain, test in self.task.tests.items():
+            total: Tensor | None = None
+            for name, state in server.parts.items():
+                prototype = self.task.clients[name.removeprefix("source ")].prototype
+                spoken = predict_logits(self.task.load(prototype, state), test).softmax(1)
+                total = spoken if total is None else total + spoken
+            assert total is not None
+            assert test.y is not None, "a test set has labels"
+            found[domain] = float((total.argmax(1).cpu() == test.y).double().mean())
+        return Scores(found)
+
+
+def adapt(
+    network: Network, samples: Samples, options: SHOTOptions, *, rng: torch.Generator, done: int = 0, of: int | None = None
+) -> None:
+    """Adapt ``network`` in place for ``options.epochs`` passes over ``samples``, the epochs from ``done`` on of ``of`` planned.
+
+    The rate decays as ``lr * (1 + 10 p)^-0.75`` with the share ``p`` of all steps.
+    """
+    device = next(network.parameters()).device
+    frozen = {id(p) for p in network.head.parameters()}
+    above = {id(p) for p in network.neck.parameters()}
+    deep = [p for p in network.parameters() if id(p) not in frozen | above]
+    optimizer = optimiser(options.optimizer, deep)
+    factors = [options.backbone_rate]
+    if above:
+        optimizer.add_param_group({"params": [p for p in network.parameters() if id(p) in above]})
+        factors.append(1.0)
+    x_all = samples.x.to(device)
+    per_epoch = -(-len(samples) // options.batch_size)
+    total = (of or options.epochs) * per_epoch
+    step = done * per_epoch
+    for _ in range(options.epochs):
+        labels = None
+        if options.pseudo:
+            spoken = apply(lambda x: torch.cat([(f := network.features(x)), network.head(f)], 1), network, samples)
+            features, logits = spoken.split([spoken.shape[1] - network.classes, network.classes], 1)
+            labels = pseudo_labels(features, logits.softmax(1), options.threshold)
+        network.train()
+        network.head.eval()
+        for index in batches(len(samples), options.batch_size, rng):
+            step += 1
+            if len(index) == 1:
+                continue  # neither batch statistics nor diversity can come from one sample
+            rate = options.optimizer.lr * (1 + 10 * step / total) ** -0.75
+            for group, factor in zip(optimizer.param_groups, factors, strict=True):
+                group["lr"] = rate * factor
+            index = index.to(device)
+            logits = network(network.normalise(x_all[index]))
+            loss = options.information * information_loss(logits)
+            if labels is not None:
+                loss = loss + options.pseudo * F.cross_entropy(logits, labels[index])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+    network.zero_grad(set_to_none=True)

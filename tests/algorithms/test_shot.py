@@ -1,0 +1,94 @@
+"""SHOT: its losses by hand, a classifier that stays frozen, several sources."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstill.algorithm import Round
+from fedstill.algorithms.shot import SHOTOptions, adapt, information_loss, pseudo_labels
+from fedstill.message import clone
+from fedstill.run.loop import run
+from tests.algorithms.adaptation import algorithm_of, tiny
+
+SMALL = {"epochs": 1, "backbone_rate": 1.0}
+
+
+def test_information_loss_by_hand():
+    p = torch.tensor([[0.9, 0.1], [0.5, 0.5]])
+    entropy = [-(0.9 * math.log(0.9) + 0.1 * math.log(0.1)), math.log(2)]
+    together = -(0.7 * math.log(0.7) + 0.3 * math.log(0.3))
+    assert float(information_loss(p.log())) == pytest.approx(sum(entropy) / 2 - together, abs=1e-4)
+
+
+def test_pseudo_labels_by_hand():
+    # two clusters along the axes; the classifier is wrong about the third sample, which lies with the first two
+    features = torch.tensor([[3.0, 0.0], [2.9, 0.1], [2.8, 0.0], [0.0, 3.0], [0.1, 3.0]])
+    spoken = torch.tensor([[0.8, 0.2, 0.0], [0.9, 0.1, 0.0], [0.3, 0.7, 0.0], [0.1, 0.9, 0.0], [0.1, 0.8, 0.1]])
+    assert pseudo_labels(features, spoken).tolist() == [0, 0, 0, 1, 1]
+
+
+def test_a_class_that_nobody_predicts_is_never_assigned():
+    rng = torch.Generator().manual_seed(0)
+    features, spoken = torch.randn(40, 4, generator=rng), torch.rand(40, 3, generator=rng)
+    spoken[:, 2] = 0.0
+    assert set(pseudo_labels(features, spoken / spoken.sum(1, keepdim=True)).tolist()) == {0, 1}
+    few = torch.tensor([[0.9, 0.1]] * 9 + [[0.1, 0.9]])
+    assert pseudo_labels(features[:10], few, threshold=1).tolist() == [0] * 10
+
+
+def test_the_classifier_stays_frozen_and_the_rest_learns():
+    algorithm = algorithm_of(tiny("shot", model={"name": "cnn-small", "options": {"bottleneck": 16}}))
+    task = algorithm.task
+    network = task.network("cnn-small")
+    before = clone(network.state_dict())
+    adapt(network, task.pool.samples, SHOTOptions(epochs=2), rng=torch.Generator().manual_seed(0))
+    after = network.state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before if name.startswith("head."))
+    assert not torch.equal(after["neck.0.weight"], before["neck.0.weight"])
+    assert not torch.equal(after["body.0.weight"], before["body.0.weight"])
+
+
+def test_adaptation_lowers_its_own_objective():
+    task = algorithm_of(tiny("shot")).task
+    network, pool = task.network("cnn-small"), task.pool.samples
+
+    def objective() -> float:
+        network.train()  # the running statistics of an untrained network are no statistics
+        with torch.no_grad():
+            return float(information_loss(network(network.normalise(pool.x))))
+
+    before = objective()
+    adapt(network, pool, SHOTOptions(epochs=5, backbone_rate=1.0), rng=torch.Generator().manual_seed(0))
+    assert objective() < before
+
+
+def test_several_sources_are_a_sum_of_softmaxes(tmp_path: Path):
+    done = run(tiny("shot", **SMALL), tmp_path)
+    [test] = done.task.tests.values()
+    total = torch.zeros(len(test), 10)
+    assert set(done.server.parts) == {"source optdigits-0", "source mnist-0"}
+    for state in done.server.parts.values():
+        network = done.task.load("cnn-small", state).eval()
+        with torch.no_grad():
+            total += network(network.normalise(test.x)).softmax(1)
+    assert done.accuracy == pytest.approx(float((total.argmax(1) == test.y).double().mean()))
+    assert [line["bytes_up"] > 1000 for line in done.history] == [True, False]  # models go up while sources train, then nothing
+
+
+def test_rounds_are_source_training_then_adaptation():
+    algorithm = algorithm_of(tiny("shot", rounds=5))
+    assert [algorithm.phases(r)[0] for r in range(1, 6)] == ["source", "source", "adapt", "adapt", "adapt"]
+    late = algorithm_of(tiny("shot", rounds=5, source_rounds=5))
+    assert {late.phases(r)[0] for r in range(1, 6)} == {"source"}
+    server = late.start()
+    assert algorithm.instruct(server, "mnist-0", Round(2, 5, 0, "source")).tensors == {}  # sources never hear of each other
+
+
+def test_the_merged_variant_adapts_the_average(tmp_path: Path):
+    done = run(tiny("shot", multi="merged", **SMALL), tmp_path)
+    assert not done.server.parts
+    assert len(done.history) == 2
