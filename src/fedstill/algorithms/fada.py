@@ -1,0 +1,301 @@
+"""FADA: adversarial alignment of every source with the target through features, not data.
+
+Peng et al., Federated Adversarial Domain Adaptation, ICLR 2020. In terms of our networks: G is the backbone, the neck is the
+disentangler's domain-invariant branch (give it a layer with ``model.options = { bottleneck = 256 }``), C is the head; a source
+has besides the domain-specific branch, the identifiers DI (domain) and CI (class), the reconstructor R and the estimator M of
+mutual information. A synchronisation:
+
+* the server sends the target model and features ``G_t(x_t)`` of some target samples; no sample, of either side, travels;
+* a source trains ``n`` batches, alternating: the critics DI, CI and M learn (M *ascends* its bound); then G, the disentangler, C
+  and R descend ``CE + align * fool(DI) + entropy * confuse(CI) + information * I(f_di; f_ds) + reconstruction * |R - f|^2``;
+* the server weighs the sources by dynamic attention, ``softmax`` of how much each source's update tightens the k-means clusters
+  of the target's features, merges them so, and trains G_t to fool the sources' DI.
+
+The paper synchronises after every batch. ``sync_every = n`` does so every n batches, as further exchanges of the same round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
+from fedstill.data.augment import augment
+from fedstill.errors import FedstillError
+from fedstill.fusion.merge import merge_models
+from fedstill.fusion.predict import apply
+from fedstill.local.fit import batches, learning_rate, optimiser
+from fedstill.local.options import Optimizer
+from fedstill.message import Message, State, clone
+from fedstill.models.layers import seeded
+from fedstill.models.network import Network
+from fedstill.options import Positive
+from fedstill.streams import subseed
+
+__all__ = ["FADA", "Critics", "FADAOptions", "attention", "mutual_information", "within_clusters"]
+
+
+class FADAOptions(Options):
+    """Weights and rates are those of the modules in the authors' related code (DAL, digits); no code of FADA itself is public."""
+
+    sync_every: Positive = 1  # batches between synchronisations; the paper's 1 makes a round of as many exchanges as batches
+    align: Annotated[float, Field(ge=0)] = 0.01  # fooling the domain identifier
+    entropy: Annotated[float, Field(ge=0)] = 0.01  # confusing the class identifier on domain-specific features
+    information: Annotated[float, Field(ge=0)] = 1e-4  # mutual information of the two branches
+    reconstruction: Annotated[float, Field(ge=0)] = 0.01
+    # Gains are of the within-cluster sum of squares ("sum", the paper), or of its share in the total ("share"): the sum grows
+    # with the scale of the features and the number of samples, and its softmax picks whichever source has the smallest features.
+    attention: Literal["share", "sum", "uniform"] = "share"
+    clusters: Positive | None = None  # of k-means; the number of classes where not given
+    attended: Positive = 512  # target samples that attention looks at
+    width: Positive = 256  # of the identifiers' and the estimator's hidden layers (DAL: 256, 512)
+    optimizer: Optimizer = Optimizer(name="adam", lr=2e-4, weight_decay=5e-4)  # of the critics, and of G_t on the server
+
+
+class Critics(nn.Module):
+    """What a source has besides its classifier: the domain-specific branch, R, and the critics DI, CI and M."""
+
+    def __init__(self, backbone: int, invariant: int, classes: int, width: int) -> None:
+        super().__init__()
+
+        def mlp(inside: int, outside: int) -> nn.Sequential:
+            return nn.Sequential(nn.Linear(inside, width), nn.LeakyReLU(0.2), nn.Linear(width, outside))
+
+        self.specific = nn.Sequential(nn.Linear(backbone, invariant), nn.ReLU())  # f_ds
+        self.reconstructor = nn.Linear(2 * invariant, backbone)  # R
+        self.domain = mlp(backbone, 1)  # DI: log-odds that a feature is the source's
+        self.label = mlp(invariant, classes)  # CI
+        self.information = mlp(2 * invariant, 1)  # M
+
+    def judges(self) -> list[nn.Parameter]:
+        """The parameters of the critics proper."""
+        return [p for part in (self.domain, self.label, self.information) for p in part.parameters()]
+
+    def helpers(self) -> list[nn.Parameter]:
+        """The parameters that descend with the features."""
+        return [p for part in (self.specific, self.reconstructor) for p in part.parameters()]
+
+
+def mutual_information(estimator: nn.Module, one: Tensor, other: Tensor, rng: torch.Generator) -> Tensor:
+    """MINE's lower bound ``E[T(x, y)] - log E[exp T(x, y')]``, ``y'`` being ``y`` in another order.
+
+    >>> same = lambda pairs: pairs.sum(1, keepdim=True) * 0 + 3.0  # an estimator that knows nothing
+    >>> round(float(mutual_information(same, torch.ones(4, 2), torch.ones(4, 2), torch.Generator())), 6)
+    0.0
+    """
+    order = torch.randperm(len(other), generator=rng).to(other.device)
+    joint = estimator(torch.cat([one, other], 1))
+    apart = estimator(torch.cat([one, other[order]], 1))
+    size = torch.tensor(float(len(one)), device=one.device)
+    return joint.mean() - (apart.logsumexp(0).squeeze() - size.log())
+
+
+def within_clusters(features: Tensor, clusters: int, rng: torch.Generator, iterations: int = 10) -> float:
+    """The sum of squared distances to the nearest of ``clusters`` centres that k-means finds from k-means++ starts.
+
+    >>> pairs = torch.tensor([[0.0], [0.2], [5.0], [5.2]])
+    >>> round(within_clusters(pairs, 2, torch.Generator().manual_seed(0)), 4)
+    0.04
+    """
+    centres = features[torch.randint(len(features), (1,), generator=rng)]
+    for _ in range(min(clusters, len(features)) - 1):
+        nearest = torch.cdist(features, centres).amin(1).square().cpu()
+        if not bool(nearest.sum() > 0):
+            break
+        centres = torch.cat([centres, features[torch.multinomial(nearest, 1, generator=rng)]])
+    for _ in range(iterations):
+        members = F.one_hot(torch.cdist(features, centres).argmin(1), len(centres)).to(features.dtype)
+        number = members.sum(0)[:, None]
+        centres = torch.where(number > 0, members.T @ features / number.clamp_min(1), centres)
+    return float(torch.cdist(features, centres).amin(1).square().sum())
+
+
+def attention(before: float, after: Sequence[float]) -> Tensor:
+    """Dynamic attention: the softmax of each source's gain, ``before - after``.
+
+    >>> [round(a, 3) for a in attention(2.0, [1.0, 2.0]).tolist()]
+    [0.731, 0.269]
+    """
+    return (before - torch.tensor(after, dtype=torch.float64)).softmax(0)
+
+
+class FADA(Algorithm):
+    """Adversarial alignment, disentanglement, dynamic attention."""
+
+    name = "fada"
+    title = "FADA"
+    paper = "Peng et al., ICLR 2020"
+    parts = {
+        "local term": "adversarial alignment with target features, disentanglement",
+        "report": "the domain identifier",
+        "merge": "dynamic attention",
+        "source": "the target's unlabelled data",
+    }
+    requires = ("model", "domain")
+    needs = ("target",)
+    Options: ClassVar[type[Options]] = FADAOptions
+
+    def __init__(self, task: Any, options: Any = None):
+        super().__init__(task, options)
+        if len(task.prototypes) > 1:
+            raise FedstillError("fada averages the models of all sources: model.clients must name one architecture")
+        self.prototype: str = task.prototypes[0]
+
+    def batches_a_round(self) -> int:
+        """What the largest client trains in a round; all train so many batches."""
+        most = max(info.samples for info in self.task.clients.values())
+        return self.local.steps or self.local.epochs * -(-most // self.local.batch_size)
+
+    def phases(self, round: int) -> Sequence[str]:
+        """One exchange a synchronisation."""
+        return [f"sync-{i}" for i in range(-(-self.batches_a_round() // self.options.sync_every))]
+
+    def steps(self, phase: str) -> int:
+        """The batches until the next synchronisation."""
+        done = int(phase.removeprefix("sync-")) * self.options.sync_every
+        return min(self.options.sync_every, self.batches_a_round() - done)
+
+    def critics(self, network: Network, name: str) -> Critics:
+        """A source's further modules with their first weights."""
+        device = next(network.parameters()).device
+        with torch.no_grad():
+            inside = network.backbone(torch.zeros(2, *self.task.shape, device=device)).shape[1]
+        with seeded(subseed(self.task.seed, "critics", name)):
+            return Critics(inside, network.feature_dim, network.classes, self.options.width).to(device)
+
+    # -- the server sends features, not samples --------------------------------------------------------------------------------
+
+    def instruct(self, server: Server, client: str, round: Round) -> Message:
+        """The target model, and its features of as many target samples as the source will have in its batches."""
+        network = self.task.load(self.prototype, server.models[self.prototype], role="student")
+        pool = self.task.pool
+        assert pool is not None, "a target domain is a pool"
+        wanted = min(len(pool), self.steps(round.phase) * self.local.batch_size)
+        index = torch.randperm(len(pool), generator=round.rng("features", round.phase, client))[:wanted]
+        features = apply(network.backbone, network, pool.samples.take(index))
+        return Message.of(model=server.models[self.prototype], target={"features": features})
+
+    # -- the source ----------------------------------------------------------------------------------------------------------
+
+    def train(self, message: Message, client: Client, phase: str = "sync-0") -> Message:
+        """Critics and model in turn, for the batches of this synchronisation."""
+        options, local = self.options, self.local
+        network = client.task.load(client.prototype, message.group("model"))
+        device = next(network.parameters()).device
+        critics = self.critics(network, client.id)
+        if client.memory.group("critics"):
+            critics.load_state_dict(client.memory.group("critics"))
+        rate = learning_rate(local.optimizer.lr, local.schedule, client.round, client.task.config.rounds)
+        model_step = optimiser(local.optimizer, list(network.parameters()), rate)
+        helper_step = optimiser(options.optimizer, critics.helpers())
+        judge_step = optimiser(options.optimizer, critics.judges())
+        rng = client.rng("fit", phase)
+        target = message.group("target")["features"].to(device)
+        data = client.data.to(device)
+        assert data.y is not None, "a source has labels"
+        network.train()
+        loss = torch.tensor(float("nan"))
+        for index in batches(len(data), local.batch_size, rng, steps=self.steps(phase)):
+            if len(index) == 1:
+                continue  # one sample has no batch statistics
+            x = network.normalise(augment(data.x[index.to(device)], local.augment.flip, local.augment.crop, rng))
+            y = data.y[index.to(device)]
+            f_target = target[torch.randint(len(target), (len(index),), generator=rng).to(device)]
+            f = network.backbone(x)
+            f_di, f_ds = network.neck(f), critics.specific(f)
+            judge_step.zero_grad(set_to_none=True)
+            critic_loss(critics, f.detach(), f_di.detach(), f_ds.detach(), f_target, y, rng).backward()
+            judge_step.step()
+            model_step.zero_grad(set_to_none=True)
+            helper_step.zero_grad(set_to_none=True)
+            loss = F.cross_entropy(network.head(f_di), y) + feature_loss(critics, f, f_di, f_ds, options, rng)
+            loss.backward()
+            if local.clip is not None:
+                nn.utils.clip_grad_norm_(network.parameters(), local.clip)
+            model_step.step()
+            helper_step.step()
+        client.memory = Message.of(critics=clone(critics.state_dict()))
+        identifier = clone(critics.domain.state_dict())
+        return Message.of(
+            model=clone(network.state_dict()), domain=identifier, samples=len(client.data), loss=float(loss.detach())
+        )
+
+    # -- the target ----------------------------------------------------------------------------------------------------------
+
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Attend, merge, and let the target's backbone fool the sources' identifiers."""
+        weights = self.attend(server, replies, round)
+        by_name = {reply.client: weight for reply, weight in zip(replies, weights, strict=True)}
+        round.note(weights=by_name)
+        merged = merge_models(self.task, server, replies, lambda group: [by_name[reply.client] for reply in group])
+        network = self.task.load(self.prototype, merged[self.prototype], role="student")
+        self.align(network, replies, weights, round)
+        return Server({self.prototype: clone(network.state_dict())}, server.parts, server.values)
+
+    def attend(self, server: Server, replies: Sequence[Reply], round: Round) -> list[float]:
+        """The sources' attention: how much tighter each one's update makes the clusters of the target's features."""
+        if self.options.attention == "uniform":
+            return [1 / len(replies)] * len(replies)
+        pool = self.task.pool
+        assert pool is not None, "a target domain is a pool"
+        index = torch.randperm(len(pool), generator=round.rng("attention", round.phase))[: self.options.attended]
+        samples = pool.samples.take(index)
+
+        def spread(state: State) -> float:
+            network = self.task.load(self.prototype, state, role="teacher")
+            features = apply(network.features, network, samples)
+            clusters = self.options.clusters or len(self.task.classes)
+            within = within_clusters(features, clusters, round.rng("clusters", round.phase))
+            total = float((features - features.mean(0)).square().sum())
+            return within if self.options.attention == "sum" else within / max(total, 1e-12)
+
+        gains = attention(spread(server.models[self.prototype]), [spread(reply.model) for reply in replies])
+        return gains.tolist()
+
+    def align(self, network: Network, replies: Sequence[Reply], weights: Sequence[float], round: Round) -> None:
+        """G_t learns to be taken for each source, weighed by attention; BatchNorm statistics become the target's."""
+        pool = self.task.pool
+        assert pool is not None, "a target domain is a pool"
+        device = next(network.parameters()).device
+        identifiers = []
+        for reply in replies:
+            critics = self.critics(network, reply.client)
+            critics.domain.load_state_dict(reply.part("domain"))
+            identifiers.append(critics.domain.requires_grad_(False))
+        inside = {id(p) for part in (network.neck, network.head) for p in part.parameters()}
+        step = optimiser(self.options.optimizer, [p for p in network.parameters() if id(p) not in inside])
+        network.train()
+        rng = round.rng("align", round.phase)
+        for index in batches(len(pool), self.local.batch_size, rng, steps=self.steps(round.phase)):
+            if len(index) == 1:
+                continue
+            f = network.backbone(network.normalise(pool.samples.x[index].to(device)))
+            fooled = [w * F.softplus(-identify(f)).mean() for identify, w in zip(identifiers, weights, strict=True)]
+            step.zero_grad(set_to_none=True)
+            (self.options.align * torch.stack(fooled).sum()).backward()
+            step.step()
+
+
+def critic_loss(
+    critics: Critics, f: Tensor, f_di: Tensor, f_ds: Tensor, f_target: Tensor, y: Tensor, rng: torch.Generator
+) -> Tensor:
+    """What DI, CI and M descend, on features that are not theirs to change: ``-log DI(f_s) - log(1 - DI(f_t))``, the class
+    from domain-specific features, and *minus* the bound on mutual information, which M thereby ascends."""
+    domain = F.softplus(-critics.domain(f)).mean() + F.softplus(critics.domain(f_target)).mean()
+    label = F.cross_entropy(critics.label(f_ds), y)
+    return domain + label - mutual_information(critics.information, f_di, f_ds, rng)
+
+
+def feature_loss(critics: Critics, f: Tensor, f_di: Tensor, f_ds: Tensor, options: FADAOptions, rng: torch.Generator) -> Tensor:
+    """What the features descend besides cross-entropy: DI takes them for the target's, CI learns nothing from the
+    domain-specific ones (cross-entropy to uniform), the branches share no information, and together they give f back."""
+    fool = F.softplus(critics.domain(f)).mean()  # -log(1 - DI(G(x_s)))
+    confuse = -critics.label(f_ds).log_softmax(1).mean()
+    shared = mutual_information(critics.information, f_di, f_ds, rng)
+    gap = (critics.reconstructor(torch.cat([f_di, f_ds], 1)) - f).square().mean()
+    return options.align * fool + options.entropy * confuse + options.information * shared + options.reconstruction * gap

@@ -1,0 +1,122 @@
+"""FADA: who ascends and who descends, what travels, and attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedstill.algorithm import Round
+from fedstill.algorithms.fada import (
+    Critics,
+    FADAOptions,
+    attention,
+    critic_loss,
+    feature_loss,
+    mutual_information,
+    within_clusters,
+)
+from fedstill.run.loop import run
+from tests.algorithms.adaptation import algorithm_of, exchange, tiny
+
+SMALL = {"sync_every": 2, "width": 16, "attended": 64}
+
+
+def rng() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def features() -> tuple[torch.Tensor, torch.Tensor]:
+    """Two branches that say the same."""
+    torch.manual_seed(0)
+    one = torch.randn(256, 4)
+    return one, one + 0.1 * torch.randn(256, 4)
+
+
+def test_the_estimator_ascends_and_finds_the_shared_information():
+    torch.manual_seed(0)
+    critics, (f_di, f_ds) = Critics(4, 4, 2, 32), features()
+    step = torch.optim.Adam(critics.judges(), 5e-3)
+    y, found = torch.zeros(256, dtype=torch.long), []
+    for _ in range(150):
+        found.append(float(mutual_information(critics.information, f_di, f_ds, rng()).detach()))
+        step.zero_grad()
+        critic_loss(critics, f_di, f_di, f_ds, f_di, y, rng()).backward()
+        step.step()
+    assert found[0] == pytest.approx(0, abs=0.2)
+    assert found[-1] > 1.0  # the two branches are nearly the same
+
+
+def test_features_descend_the_information_that_the_estimator_found():
+    torch.manual_seed(0)
+    critics, (f_di, f_ds) = Critics(4, 4, 2, 32), features()
+    step = torch.optim.Adam(critics.information.parameters(), 5e-3)
+    for _ in range(150):
+        step.zero_grad()
+        (-mutual_information(critics.information, f_di, f_ds, rng())).backward()
+        step.step()
+    moving = f_ds.clone().requires_grad_()
+    only = FADAOptions(align=0, entropy=0, reconstruction=0, information=1.0)
+    loss = feature_loss(critics, f_di, f_di, moving, only, rng())
+    before = float(loss.detach())
+    [gradient] = torch.autograd.grad(loss, moving)
+    after = mutual_information(critics.information, f_di, (moving - 20 * gradient).detach(), rng())
+    assert before > 1.0
+    assert float(after.detach()) < before
+
+
+def test_critics_learn_on_features_that_are_not_theirs_to_change():
+    torch.manual_seed(0)
+    critics, f, y = Critics(4, 4, 2, 8), torch.randn(6, 4), torch.zeros(6, dtype=torch.long)
+    critic_loss(critics, f, f, f, f, y, rng()).backward()
+    assert all(p.grad is not None for p in critics.judges())
+    assert all(p.grad is None for p in critics.helpers())
+
+
+def test_the_alignment_terms_by_hand():
+    critics, f, y = Critics(3, 3, 4, 8), torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)
+    for parameter in critics.parameters():
+        torch.nn.init.zeros_(parameter)
+    log2, log4 = 0.693147, 1.386294
+    # an identifier that knows nothing: log 2 for either side; a class identifier that knows nothing: log 4; no information
+    assert float(critic_loss(critics, f, f, f, f, y, rng())) == pytest.approx(2 * log2 + log4, abs=1e-5)
+    options = FADAOptions(align=1, entropy=1, information=1, reconstruction=1)
+    assert float(feature_loss(critics, f, f, f, options, rng())) == pytest.approx(log2 + log4, abs=1e-5)
+    assert float(feature_loss(critics, f + 2, f, f, options, rng())) == pytest.approx(log2 + log4 + 4, abs=1e-5)
+
+
+def test_attention_prefers_the_source_that_tightens_clusters():
+    torch.manual_seed(0)
+    centres = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]]).repeat_interleave(20, 0)
+    loose, tight = centres + torch.randn(60, 2), centres + 0.1 * torch.randn(60, 2)
+    spreads = [within_clusters(x, 3, rng()) for x in (loose, tight)]
+    assert spreads[1] == pytest.approx(
+        float(sum((tight[i : i + 20] - tight[i : i + 20].mean(0)).square().sum() for i in (0, 20, 40))), rel=1e-3
+    )
+    weights = attention(spreads[0], [spreads[0], spreads[1]])
+    assert weights[1] > 0.9
+    assert float(weights.sum()) == pytest.approx(1)
+
+
+def test_synchronisation_every_n_batches():
+    algorithm = algorithm_of(tiny("fada", **{**SMALL, "sync_every": 2}))
+    assert list(algorithm.phases(1)) == ["sync-0", "sync-1"]  # 96 samples in batches of 32
+    assert [algorithm.steps(phase) for phase in algorithm.phases(1)] == [2, 1]
+    assert len(algorithm_of(tiny("fada")).phases(1)) == 3  # the paper: every batch
+
+
+def test_only_features_of_the_target_travel():
+    algorithm = algorithm_of(tiny("fada", **SMALL))
+    server, round = algorithm.start(), Round(1, 1, 0, "sync-0")
+    message = algorithm.instruct(server, "mnist-0", round)
+    assert message.groups() == ["model", "target"]
+    assert message.group("target")["features"].shape == (64, 64)  # two batches of 32, the backbone's width
+    [reply, _] = exchange(algorithm, server, round, {})
+    assert reply.message.groups() == ["model", "domain"]  # the critics but the domain identifier stay
+
+
+def test_it_runs(tmp_path: Path):
+    history = run(tiny("fada", model={"name": "cnn-small", "options": {"bottleneck": 16}}, **SMALL), tmp_path).history
+    assert len(history) == 2
+    assert sum(history[-1]["weights"].values()) == pytest.approx(1)
