@@ -4,28 +4,34 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV := $(VENV)/.installed-dev
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test lint install clean
 
 demo: $(STAMP)
 	$(BIN)/fedstill demo
 
-test: $(STAMP) lint
+test: $(DEV) lint
 	@start=$$SECONDS; \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile; status=$$?; \
 	echo "tests took $$((SECONDS - start)) s"; exit $$status
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff format --check -q .
 	$(BIN)/ruff check -q .
 	$(BIN)/mypy
 
-install: $(STAMP)
+install: $(DEV)
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,flower,text,tensorboard,mlflow,onnx]'
-	@touch $(STAMP)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	@touch $@
+
+$(DEV): $(STAMP)
+	$(PIP) -e '.[dev,flower,text,tensorboard,mlflow,onnx]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache .mypy_cache
