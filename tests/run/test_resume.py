@@ -93,3 +93,26 @@ def test_resume_refuses_another_configuration_but_takes_more_rounds(tiny, tmp_pa
     longer = run(tiny(rounds=2), tmp_path / "run", resume=True)
     straight = run(tiny(rounds=2), tmp_path / "straight")
     assert longer.history[-1]["accuracy"] == straight.history[-1]["accuracy"]
+
+
+def test_a_crash_between_the_line_and_its_checkpoint_repeats_the_round(tiny, tmp_path, monkeypatch):
+    settings = tiny(rounds=3)
+    whole = run(settings, tmp_path / "whole")
+    import fedstill.run.loop as loop
+
+    real, calls = loop.save_checkpoint, []
+
+    def failing(folder, number, server):
+        if number == 2 and not calls:
+            calls.append(number)
+            raise KeyboardInterrupt
+        return real(folder, number, server)
+
+    monkeypatch.setattr(loop, "save_checkpoint", failing)
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, tmp_path / "run")
+    assert rounds(tmp_path / "run") == 2
+    again = run(settings, tmp_path / "run", resume=True)
+    assert [line["round"] for line in again.history] == [1, 2, 3]
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert whole.history[-1]["accuracy"] == again.history[-1]["accuracy"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ def append(path: Path, line: dict[str, Any]) -> None:
     with open(path, "a") as file:
         file.write(to_json(line) + "\n")
         file.flush()
+        os.fsync(file.fileno())
 
 
 def truncate(path: Path, rounds: int) -> list[dict[str, Any]]:

@@ -136,10 +136,10 @@ def drive(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool = Fal
             tell("round", history[-1])
         for text in line.pop("warnings", []):
             tell("warn", text)
-        save_checkpoint(out / "checkpoint", number, server)
         write_samples(out, algorithm, server, context)
-        records.append(path, line)
+        records.append(path, line)  # before the checkpoint: a line without its checkpoint is cut off and its round repeated
         history.append(line)
+        save_checkpoint(out / "checkpoint", number, server)
         if task.tests:
             tell("round", line)
     if not task.tests and history and history[-1]["accuracy"] is None:
