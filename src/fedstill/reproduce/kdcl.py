@@ -1,0 +1,132 @@
+"""KDCL (Huang et al., 2022): accuracy under domain adaptation, rounds to KD3A's accuracy, and a source with false labels.
+
+The paper's data set, DomainNet, is not at hand: the same protocol runs on digits and on PACS, each domain in turn the target, and
+the paper's figures stand in columns of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from fedstill.reproduce import Cell, Plan, Run, cell, runs_of, study
+
+__all__ = ["poison", "table1", "table2"]
+
+SYSTEMS = {"FedAvg": "fedavg", "SHOT": "shot", "FADA": "fada", "KD3A": "kd3a", "KDCL": "kdcl"}
+DIGITS = ("mnist_m", "svhn", "usps", "mnist")
+PACS = ("pacs/art_painting", "pacs/cartoon", "pacs/photo", "pacs/sketch")
+DOMAINNET = ("Clipart", "Infographics", "Quickdraw", "Painting", "Real", "Sketch")
+NOTE = (
+    "DomainNet's columns are the paper's alone, on another data set with pretrained ResNets, the best of five runs. Ours: every "
+    "system with the same network and local training, the last round's accuracy on the target's test set, mean over seeds."
+)
+
+
+def wanted(plan: Plan, names: Sequence[str]) -> list[str]:
+    """Those of ``names`` that ``--only`` names; all where it names none of them, so systems and targets can be chosen apart."""
+    chosen = [name for name in names if name.lower() in plan.only]
+    return chosen or list(names)
+
+
+def tree_of(plan: Plan, target: str, system: str) -> dict[str, Any]:
+    """The run of one system with one target."""
+    small = plan.scale == "small"
+    pacs = target.startswith("pacs/")
+    algorithms: Mapping[str, Mapping[str, Any]] = {
+        "fedavg": {},
+        "kd3a": {
+            "contributions": {"gate": {"start": 0.8 if pacs else 0.9, "reach": False}, "variant": "kd3a", "method": "shapley"}
+        },
+        "kdcl": {},
+        # all adaptation at the end, as the original; the network has no pretrained backbone to be gentle with
+        "shot": {"source_rounds": 8 if small else 80, "epochs": 6 if small else 30, "backbone_rate": 1.0, "pseudo": 0.1},
+        "fada": {"sync_every": 20, "width": 128, "attended": 256} if small else {"sync_every": 10},
+    }
+    return {
+        "rounds": 8 if small else 80,
+        "data": {
+            "domains": [domain for domain in (PACS if pacs else DIGITS) if domain != target],
+            "target": target,
+            "root": str(plan.root()),
+            "image_size": 32 if small or not pacs else 64,
+            "channels": 3,
+            **({"limit": 600, "test_limit": 600} if small else {}),
+        },
+        "model": {"name": "cnn-small" if small else "resnet18" if pacs else "cnn"},
+        "local": {
+            "batch_size": 50,
+            "optimizer": {"lr": 0.02 if small else 0.005, "momentum": 0.9},
+            "schedule": {"kind": "cosine", "final": 0.001},
+        },
+        "engine": {"threads": 1 if small else 0},
+        "algorithm": {"name": system, **algorithms[system]},
+    }
+
+
+def runs(plan: Plan, systems: Sequence[str]) -> Iterator[tuple[str, str, list[Run]]]:
+    """(target, system, its runs) of what is wanted."""
+    for target in wanted(plan, [*DIGITS, *PACS]):
+        for title in wanted(plan, systems):
+            name = SYSTEMS[title]
+            yield target, title, runs_of(plan, f"{target.replace('/', '-')}/{name}", tree_of(plan, target, name))
+
+
+@study("kdcl-table1", "KDCL, Table 1: accuracy on the target domain", small=25, paper=1800, note=NOTE)
+def table1(plan: Plan) -> list[Cell]:
+    """Every domain in turn the target, every system."""
+    cells: list[Cell] = []
+    means: dict[str, list[tuple[float, ...]]] = {}
+    for target, title, found in runs(plan, list(SYSTEMS)):
+        ours = tuple(run.summary["final_accuracy"] for run in found)
+        cells.append(cell("kdcl-table1", title, target, ours))
+        means.setdefault(title, []).append(ours)
+    for title, rows in means.items():
+        cells.append(cell("kdcl-table1", title, "mean", [fmean(seed) for seed in zip(*rows, strict=True)]))
+        cells += [cell("kdcl-table1", title, column, []) for column in (*DOMAINNET, "Avg") if title != "FedAvg"]
+    return cells
+
+
+@study("kdcl-table2", "KDCL, Table 2: rounds to KD3A's final accuracy", small=12, paper=900, unit="rounds", note=NOTE)
+def table2(plan: Plan) -> list[Cell]:
+    """The first round in which each system has the accuracy that KD3A ends with, seed by seed."""
+    by_place = {(target, title): found for target, title, found in runs(plan, ["KD3A", "KDCL"])}
+    cells: list[Cell] = []
+    for (target, title), found in by_place.items():
+        goals = by_place.get((target, "KD3A"), [])
+        reached = [first_round(run, goal.summary["final_accuracy"]) for run, goal in zip(found, goals, strict=False)]
+        cells.append(cell("kdcl-table2", title, target, reached))
+    for title in dict.fromkeys(title for _, title in by_place):
+        cells += [cell("kdcl-table2", title, column, []) for column in DOMAINNET]
+    return cells
+
+
+def first_round(run: Run, goal: float) -> int | None:
+    """The first round with at least this accuracy, or None."""
+    return next((line["round"] for line in run.history if line["accuracy"] is not None and line["accuracy"] >= goal), None)
+
+
+@study(
+    "kdcl-poison",
+    "A source with 30% shifted labels: accuracy, and that source's weight",
+    small=6,
+    paper=400,
+    unit="number",
+    note="Target mnist_m; sources mnist (poisoned: 30% of its labels shifted by one), usps, svhn. Not in the paper.",
+)
+def poison(plan: Plan) -> list[Cell]:
+    """KDCL, KD3A and FedAvg with and without the poison."""
+    cells: list[Cell] = []
+    for title in wanted(plan, ["FedAvg", "KD3A", "KDCL"]):
+        for label, sets in (("honest", []), ("poisoned", ["data.poison={clients = ['mnist'], level = 0.3}"])):
+            found = runs_of(plan, f"poison-{label}/{SYSTEMS[title]}", tree_of(plan, "mnist_m", SYSTEMS[title]), sets)
+            cells.append(cell("kdcl-poison", title, f"accuracy, {label}", [run.summary["final_accuracy"] for run in found]))
+            cells.append(cell("kdcl-poison", title, f"weight of mnist, {label}", [weight_of(run, "mnist-0") for run in found]))
+    return cells
+
+
+def weight_of(run: Run, client: str) -> float:
+    """The client's weight in the last round; all alike where a system has no weights (the sources have equal sizes here)."""
+    last = run.history[-1]
+    return last.get("weights", {}).get(client, 1 / len(last["clients"]))

@@ -1,0 +1,42 @@
+"""The studies of KDCL: what they choose and how rounds are counted (their runs need real data)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedstill.reproduce import Plan, Run, published, studies
+from fedstill.reproduce.kdcl import DIGITS, PACS, first_round, tree_of, wanted, weight_of
+from fedstill.run.presets import resolve
+
+
+def test_systems_and_targets_are_chosen_apart():
+    plan = Plan(Path("x"), only=("kdcl", "svhn"))
+    assert wanted(plan, ["KD3A", "KDCL"]) == ["KDCL"]
+    assert wanted(plan, DIGITS) == ["svhn"]
+    assert wanted(Plan(Path("x"), only=("kdcl",)), DIGITS) == list(DIGITS)
+
+
+def test_every_configuration_is_valid_and_leaves_the_target_out():
+    for scale in ("small", "paper"):
+        plan = Plan(Path("x"), data=Path("data"), scale=scale)
+        for target in (*DIGITS, *PACS):
+            for system in ("fedavg", "shot", "fada", "kd3a", "kdcl"):
+                config = resolve(tree_of(plan, target, system))
+                assert config.data.target == target
+                assert target not in config.data.domains
+                assert len(config.data.domains) == 3
+
+
+def test_rounds_to_an_accuracy():
+    run = Run(Path("x"), {}, [{"round": 1, "accuracy": 0.3}, {"round": 2, "accuracy": None}, {"round": 3, "accuracy": 0.5}])
+    assert first_round(run, 0.4) == 3
+    assert first_round(run, 0.6) is None
+    assert weight_of(Run(Path("x"), {}, [{"clients": ["a", "b"]}]), "a") == 0.5
+    assert weight_of(Run(Path("x"), {}, [{"clients": ["a", "b"], "weights": {"a": 0.1}}]), "a") == 0.1
+
+
+def test_the_papers_figures_are_marked_as_another_data_set():
+    figure = published("kdcl-table1", "KDCL", "Clipart")
+    assert figure is not None
+    assert (figure.value, figure.note) == (0.742, "DomainNet")
+    assert {"kdcl-table1", "kdcl-table2", "kdcl-poison"} <= set(studies())
