@@ -36,13 +36,15 @@ def _options(
 
 
 def _register() -> None:
-    from fedstill.cli import compare, demo, listing, report, reproduce, run
+    from fedstill.cli import compare, demo, fuse, listing, pack, report, reproduce, run
 
     app.command("demo")(demo.demo)
     app.command("run")(run.run)
     app.command("compare")(compare.compare)
     app.command("reproduce")(reproduce.reproduce)
     app.command("report")(report.report)
+    app.command("pack")(pack.pack)
+    app.command("fuse")(fuse.fuse)
     app.command("algorithms")(listing.algorithms)
     app.command("presets")(listing.presets)
 

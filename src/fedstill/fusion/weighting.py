@@ -52,6 +52,7 @@ class Scene:
     options: Mapping[str, Any] = field(default_factory=dict)
     round: int = 1
     rounds: int = 1
+    reference: Network | None = None  # the backbone of all reports, where it is not the server's own model
 
     @property
     def replies(self) -> list[Reply]:

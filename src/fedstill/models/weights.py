@@ -17,15 +17,18 @@ from .network import Network
 __all__ = ["load_weights"]
 
 
-def load_weights(network: Network, path: str | Path) -> None:
+def load_weights(network: Network, path: str | Path, *, whole: bool = False) -> None:
     """Copy the tensors of a safetensors or PyTorch file into ``network``.
 
     The head may be of another size or absent, and then keeps its own start; so may the neck, if absent. Any other
-    difference is an error: a backbone that is loaded in part is worse than none.
+    difference is an error: a backbone that is loaded in part is worse than none. With ``whole`` nothing may be missing.
     """
     file, own = Path(path), network.state_dict()
     given = {network.own_name(key.removeprefix("module.")): value for key, value in _read(file).items()}
-    if any(key.startswith("head.") and (key not in own or own[key].shape != given[key].shape) for key in given):
+    if whole and given.get("head.weight") is not None and len(given["head.weight"]) != network.classes:
+        outputs = len(given["head.weight"])
+        raise FedstillError(f"weights '{file}' are for {outputs} classes, and {network.classes} are needed")
+    if not whole and any(key.startswith("head.") and (key not in own or own[key].shape != given[key].shape) for key in given):
         given = {key: value for key, value in given.items() if not key.startswith("head.")}
     for key, value in given.items():
         if key not in own:
@@ -35,7 +38,8 @@ def load_weights(network: Network, path: str | Path) -> None:
             raise FedstillError(f"weights '{file}': '{key}' is {sizes}")
     for key in own:
         # Files written before PyTorch 0.4.1 have no batch counters.
-        if key not in given and not key.startswith(("head.", "neck.")) and not key.endswith("num_batches_tracked"):
+        spare = not whole and key.startswith(("head.", "neck."))
+        if key not in given and not spare and not key.endswith("num_batches_tracked"):
             raise FedstillError(f"weights '{file}': no tensor '{key}', which the network needs")
     network.load_state_dict(given, strict=False)
 
@@ -48,7 +52,9 @@ def _read(file: Path) -> dict[str, Tensor]:
             return load_file(file)
         state = torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
-        raise FedstillError(f"weights '{file}': not a readable file of tensors") from error
+        hint = "; a pickle that could run code is never loaded: save model.state_dict() alone"
+        pickled = isinstance(error, pickle.UnpicklingError)
+        raise FedstillError(f"weights '{file}': not a readable file of tensors{hint if pickled else ''}") from error
     state = state.get("state_dict", state) if isinstance(state, dict) else state
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise FedstillError(f"weights '{file}': not a dictionary of tensors")

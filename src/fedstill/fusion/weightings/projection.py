@@ -70,13 +70,16 @@ class _Projected(Ready):
     """Scores under the backbones that the clients made their matrices with: the server's models before this round's merge."""
 
     def __init__(self, scene: Scene):
-        if scene.task is None or scene.server is None:
-            raise FedstillError("projection weights need the model that the clients extracted their features with")
-        self.task, self.server, self.replies = scene.task, scene.server, scene.replies
+        self.task, self.server, self.replies, self.reference = scene.task, scene.server, scene.replies, scene.reference
         self.options = Projection.model_validate(dict(scene.options))
 
     def scores(self, samples: Samples) -> Tensor:
         """``r`` (n, clients); clients of one prototype share one pass of the backbone."""
+        if self.reference is not None:
+            z = apply(self.reference.features, self.reference, samples)
+            return proximity(z, [reply.part("projection") for reply in self.replies])
+        if self.task is None or self.server is None:
+            raise FedstillError("projection weights need the model that the clients extracted their features with")
         backbones = [r.prototype if r.prototype in self.server.models else self.task.student for r in self.replies]
         found: Tensor | None = None
         for prototype in dict.fromkeys(backbones):

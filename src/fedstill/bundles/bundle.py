@@ -1,0 +1,248 @@
+"""A bundle: one file in which a site hands over a trained model, and never data.
+
+It is a safetensors file: the weights, what fusion needs to know of the site's domain, and a description in JSON. Reading one
+runs no code from it: nothing is pickled, and a description is checked before anything is built from it. Two kinds of bundles hold
+or name code all the same, a program (TorchScript, ``torch.export``) and a network of one's own (``module.path:callable``); these
+are opened only by someone who says that they trust the sender.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, ValidationError, model_validator
+from torch import Tensor
+
+from fedstill import __version__
+from fedstill.algorithm import Reply
+from fedstill.bundles.programs import Program, open_program
+from fedstill.errors import FedstillError
+from fedstill.message import Message, State, atomic_write, clone
+from fedstill.models import build, names
+from fedstill.models.network import Network
+from fedstill.options import Part
+
+__all__ = ["FORMAT", "About", "Architecture", "Bundle", "Subspace", "build_network", "digest", "read_bundle", "write_bundle"]
+
+FORMAT = 1
+Scale = float | list[float]
+
+
+class Architecture(Part):
+    """A network by name, as :func:`fedstill.models.build` takes it."""
+
+    name: str
+    norm: str = "batch"
+    options: dict[str, Any] = {}
+
+    @property
+    def code(self) -> str | None:
+        """What is run to build it besides fedstill and torchvision, or None."""
+        if self.name in names() or self.name.startswith("torchvision:"):
+            return None
+        return f"a network that is built by {self.name}"
+
+
+class Subspace(Part):
+    """Which backbone the projection matrix was made with: its name, and the digest of its weights."""
+
+    reference: str
+    digest: str
+
+
+class About(Part):
+    """What a bundle says of itself besides its tensors."""
+
+    format: Literal[1] = 1
+    fedstill: str = __version__
+    name: str
+    model: Architecture | None = None  # either an architecture and its weights
+    program: Literal["torchscript", "export"] | None = None  # or a whole program
+    classes: Annotated[list[str], Field(min_length=1)]
+    shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=3)]
+    mean: Scale = 0.5
+    std: Scale = 0.5
+    samples: Annotated[int, Field(ge=1)] | None = None
+    label_counts: list[Annotated[int, Field(ge=0)]] | None = None
+    subspace: Subspace | None = None
+    discriminator: str | None = None  # what it was taught to tell the site's images from
+    based_on: str | None = None  # the digest of the fused model that training went on from
+
+    @model_validator(mode="after")
+    def _whole(self) -> About:
+        if (self.model is None) == (self.program is None):
+            raise ValueError("a bundle has either an architecture or a program")
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError("a class is named twice")
+        if self.label_counts is not None and len(self.label_counts) != len(self.classes):
+            raise ValueError("label counts and classes differ in number")
+        scales = [*(self.std if isinstance(self.std, list) else [self.std])]
+        if any(not value > 0 for value in scales):
+            raise ValueError("standard deviations are above zero")
+        return self
+
+    @property
+    def code(self) -> str | None:
+        """What code opening this bundle would run, in words, or None."""
+        if self.program is not None:
+            return f"a program ({'TorchScript' if self.program == 'torchscript' else 'torch.export'})"
+        assert self.model is not None
+        return self.model.code
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle. Tensors stay in the file until they are asked for, so that fifty bundles cost the memory of one.
+
+    >>> import tempfile
+    >>> from fedstill.models import build
+    >>> about = About(name="a", model=Architecture(name="mlp"), classes=["cat", "dog"], shape=[1, 4, 4])
+    >>> path = Path(tempfile.mkdtemp()) / "a.fed"
+    >>> bundle = write_bundle(path, about, model=build("mlp", classes=2, shape=(1, 4, 4), seed=0).state_dict())
+    >>> again = read_bundle(path)
+    >>> again.about.classes, again.digest == bundle.digest, again.network()(torch.zeros(1, 1, 4, 4)).shape
+    (['cat', 'dog'], True, torch.Size([1, 2]))
+    """
+
+    path: Path
+    about: About
+    digest: str
+    parts: tuple[str, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """What the site is called."""
+        return self.about.name
+
+    def tensors(self) -> Message:
+        """Everything in the file, mapped into memory."""
+        return Message.load(self.path)
+
+    @property
+    def state(self) -> State:
+        """The weights, by the names of the network's tensors."""
+        return self.tensors().group("model")
+
+    def network(self, trust_code: bool = False) -> Network:
+        """The site's network, ready to speak about images of any size."""
+        code = self.about.code
+        if code is not None and not trust_code:
+            raise FedstillError(
+                f"{self.path.name} is {code}: opening it runs code; allow that with --trust-code if you trust its sender"
+            )
+        if self.about.program is not None:
+            stored = self.tensors().tensors["program/bytes"]
+            network: Network = Program(
+                open_program(stored.numpy().tobytes(), self.about.program, self.path.name),
+                len(self.about.classes),
+                tuple(self.about.shape),
+                self.path.name,
+            )
+        else:
+            network = build_network(self.about, self.state, self.path.name)
+        network.mean, network.std = self.about.mean, self.about.std
+        network.input_shape = tuple(self.about.shape)
+        return network.eval()
+
+    def reply(self) -> Reply:
+        """The bundle as a client's answer, which is what weightings look at."""
+        prototype = self.about.model.name if self.about.model is not None else self.about.program or ""
+        return Reply(self.name, self.name, prototype, self.about.samples or 0, self.tensors)
+
+
+def build_network(about: About, state: Mapping[str, Tensor], whose: str) -> Network:
+    """The network that ``about`` describes, with ``state`` in it; whatever does not fit is one line."""
+    assert about.model is not None
+    options = dict(about.model.options)
+    if "weights" in options:
+        raise FedstillError(f"{whose}: an architecture brings its own weights, and names no other file")
+    try:
+        network = build(about.model.name, classes=len(about.classes), shape=about.shape, norm=about.model.norm, **options)
+        missing = network.load_state_dict(dict(state), strict=False)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise FedstillError(f"{whose}: the weights do not fit '{about.model.name}': {_last_line(error)}") from error
+    for key in (*missing.missing_keys, *missing.unexpected_keys):
+        lacks = key in missing.missing_keys
+        raise FedstillError(f"{whose}: '{about.model.name}' {'needs' if lacks else 'has no'} tensor '{key}'")
+    return network
+
+
+def write_bundle(path: Path, about: About, **parts: Mapping[str, Tensor]) -> Bundle:
+    """Write a bundle, whole or not at all; ``parts`` are groups of tensors: model or program, projection, discriminator."""
+    message = Message.of(**{name: clone(part) for name, part in parts.items() if part})
+    said = json.dumps(about.model_dump(mode="json", exclude_none=True), sort_keys=True)
+    mark = digest(message.tensors, said)
+    data = message.with_parts(bundle=said, digest=mark).to_bytes()
+    try:
+        atomic_write(path, data)
+    except OSError as error:
+        raise FedstillError(f"cannot write {path}: {error.strerror}") from error
+    return Bundle(path, about, mark, tuple(message.groups()))
+
+
+def read_bundle(path: str | Path) -> Bundle:
+    """Open a bundle and check that it is whole and as it was written. Nothing in it is executed."""
+    path = Path(path)
+    if not path.exists():
+        raise FedstillError(f"no such bundle: {path}")
+    if path.is_dir():
+        raise FedstillError(f"{path} is a folder, not a bundle")
+    try:
+        message = Message.load(path)
+    except FedstillError as error:
+        raise FedstillError(f"{path} is not a bundle, or is cut short ({_last_line(error.__cause__ or error)})") from error
+    said, mark = message.values.get("bundle"), message.values.get("digest")
+    if not isinstance(said, str) or not isinstance(mark, str):
+        raise FedstillError(f"{path} is not a bundle: it has no description; `fedstill pack` makes one")
+    if digest(message.tensors, said) != mark:
+        raise FedstillError(f"{path} was changed or damaged after it was packed: its digest does not match")
+    about = _about(path, said)
+    groups = tuple(message.groups())
+    if ("program" if about.program else "model") not in groups:
+        raise FedstillError(f"{path}: the bundle says more than it holds: there is no model in it")
+    for name, tensor in message.tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise FedstillError(f"{path}: '{name}' has values that are not finite")
+    return Bundle(path, about, mark, groups)
+
+
+def _about(path: Path, said: str) -> About:
+    try:
+        tree = json.loads(said)
+        if isinstance(tree, dict) and tree.get("format") != FORMAT:
+            raise FedstillError(
+                f"{path} has format {tree.get('format')}, and this fedstill reads format {FORMAT}: pack it again, or upgrade"
+            )
+        return About.model_validate(tree)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise FedstillError(f"{path}: bad description: {where + ': ' if where else ''}{problem['msg']}") from None
+    except ValueError as error:
+        raise FedstillError(f"{path}: bad description: {error}") from None
+
+
+def digest(tensors: Mapping[str, Tensor], said: str = "") -> str:
+    """A fingerprint of tensors and what is said of them, in hexadecimal (SHA-256); the order of the tensors does not count.
+
+    >>> one = {"a": torch.zeros(2), "b": torch.ones(1)}
+    >>> digest(one) == digest(dict(reversed(one.items()))) != digest({**one, "b": torch.zeros(1)})
+    True
+    """
+    mark = hashlib.sha256(said.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        mark.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        if tensor.numel():
+            mark.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return mark.hexdigest()
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()

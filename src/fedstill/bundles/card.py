@@ -1,0 +1,168 @@
+"""What is written of a fused model: weights, facts, a card for people, ONNX on request."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+
+from fedstill import __version__
+from fedstill.bundles.bundle import digest
+from fedstill.bundles.folder import CARD, FACTS, ONNX, WEIGHTS, check_target
+from fedstill.errors import FedstillError
+from fedstill.message import atomic_write
+
+if TYPE_CHECKING:
+    from fedstill.bundles.fuse import Fused
+
+__all__ = ["check_onnx", "model_card", "onnx_bytes", "save", "table"]
+
+
+def save(fused: Fused, folder: Path, *, onnx: bool = False) -> Path:
+    """Write the folder; the facts come last, so that a folder with facts is whole."""
+    check_target(folder)
+    # a module of the caller's own keeps its names, so that it can be loaded without fedstill
+    module = fused.network if fused.about is not None else fused.student
+    state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
+    program = onnx_bytes(fused) if onnx else None
+    mark = digest(state)
+    facts = _facts(fused, mark)
+    atomic_write(folder / WEIGHTS, safetensors.torch.save(state, {"format": "pt", "digest": mark}))
+    atomic_write(folder / CARD, model_card(fused, facts))
+    if program is not None:
+        atomic_write(folder / ONNX, program)
+    atomic_write(folder / FACTS, json.dumps(facts, indent=2) + "\n")
+    return folder
+
+
+def _facts(fused: Fused, mark: str) -> dict[str, Any]:
+    done = fused.distilled
+    return {
+        "fedstill": __version__,
+        "digest": mark,
+        "about": fused.about.model_dump(mode="json", exclude_none=True) if fused.about is not None else None,
+        "classes": list(fused.classes),
+        "start": fused.start,
+        "teachers": [{**source, "weight": fused.teachers[source["name"]]} for source in fused.sources],
+        "settings": fused.settings,
+        "distilled": {"steps": done.steps, "first_loss": _number(done.first_loss), "last_loss": _number(done.last_loss)},
+        "figures": [{"who": f.who, "kind": f.kind, "accuracy": f.accuracy, "mean": f.mean} for f in fused.figures],
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def table(fused: Fused) -> list[list[str]]:
+    """The figures before and after, as rows of text; the first row is the heading.
+
+    Accuracies are in per cent.
+    """
+    if not fused.figures:
+        return []
+    sets = list(fused.figures[0].accuracy)
+    heading = ["", *sets, *(["mean"] if len(sets) > 1 else [])]
+    rows = []
+    for figure in fused.figures:
+        values = [figure.accuracy[name] for name in sets] + ([figure.mean] if len(sets) > 1 else [])
+        rows.append([figure.who, *(f"{100 * value:.1f}" for value in values)])
+    return [heading, *rows]
+
+
+def model_card(fused: Fused, facts: dict[str, Any]) -> str:
+    """The card in Markdown: what was fused, the weights, the figures, how to use the model."""
+    about = fused.about
+    name = about.model.name if about is not None and about.model is not None else type(fused.student).__name__
+    lines = [f"# A {name} fused from {len(fused.teachers)} models", ""]
+    lines += [
+        f"Made by fedstill {__version__}: the ensemble of the models below was distilled into one on {fused.settings['pool']} "
+        "unlabelled samples. No training data was used.",
+        "",
+        "## What was fused",
+        "",
+        "| teacher | network | classes | samples | mean weight | digest |",
+        "|---|---|---|---|---|---|",
+    ]
+    for source in facts["teachers"]:
+        cells = [
+            source["name"],
+            source.get("model", "module"),
+            str(len(source["classes"])),
+            str(source.get("samples", "not said")),
+            f"{source['weight']:.3f}",
+            source.get("digest", "")[:12] or "-",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    settings = fused.settings
+    done = fused.distilled
+    lines += [
+        "",
+        f"Weighting `{settings['weighting']}`, ensemble of {settings['ensemble']}. The student started from {fused.start} and "
+        f"took {done.steps} steps; its divergence from the ensemble went from {done.first_loss:.3f} to {done.last_loss:.3f}.",
+        "",
+        "## Classes",
+        "",
+        ", ".join(f"{i} {label}" for i, label in enumerate(fused.classes)),
+    ]
+    rows = table(fused)
+    if rows:
+        lines += ["", "## Accuracy before and after (%)", ""]
+        heading, *body = rows
+        lines += ["| " + " | ".join(heading) + " |", "|---" * len(heading) + "|"]
+        lines += ["| " + " | ".join(row) + " |" for row in body]
+        lines += ["", "The student was chosen by its accuracy on the same images, so its figure is a little too good."]
+    lines += ["", "## Use", ""]
+    if about is not None and about.model is not None:
+        mean, std = about.mean, about.std
+        lines += [
+            f"Inputs are images of shape {tuple(about.shape)}, normalised as `(x / 255 - {mean}) / {std}`.",
+            "",
+            "```python",
+            "from fedstill.bundles.folder import read_fused",
+            "",
+            'network = read_fused("this folder").network()',
+            "logits = network(network.normalise(images))  # uint8 images (n, channels, height, width)",
+            "```",
+        ]
+    else:
+        lines += [f"The weights are those of your own `{name}`: `load_state_dict(safetensors.torch.load_file('{WEIGHTS}'))`."]
+    return "\n".join(lines) + "\n"
+
+
+def check_onnx() -> None:
+    """Say before the work begins that ONNX cannot be written."""
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise FedstillError(f"--onnx needs {' and '.join(missing)}: pip install 'fedstill[onnx]'")
+
+
+def onnx_bytes(fused: Fused) -> bytes:
+    """The student as an ONNX program: normalised inputs in, logits out, any number of samples at a time."""
+    check_onnx()
+    module = fused.student.eval()
+    example = torch.zeros(2, *fused.settings["shape"], device=next(module.parameters()).device)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / ONNX
+        try:
+            torch.onnx.export(
+                module,
+                (example,),
+                str(path),
+                input_names=["input"],
+                output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("samples")},),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        except Exception as error:  # the exporter raises whatever its passes raise
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise FedstillError(f"the student cannot be written as ONNX: {line}") from error
+        return path.read_bytes()

@@ -1,0 +1,214 @@
+"""A site's turn: a trained model becomes a bundle, with a description of the site's domain and never its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstill.bundles.bundle import About, Architecture, Bundle, Subspace, write_bundle
+from fedstill.bundles.folder import FusedFolder, read_fused
+from fedstill.bundles.images import Images, load_images, relabelled
+from fedstill.bundles.programs import Program, open_program, program_kind
+from fedstill.bundles.reference import DEFAULT, load_reference, reference_id
+from fedstill.data.samples import Samples
+from fedstill.errors import FedstillError, unknown
+from fedstill.fusion.predict import accuracy, apply
+from fedstill.local.fit import fit
+from fedstill.local.options import Local, Optimizer
+from fedstill.local.projection import Projection, subspace
+from fedstill.message import State
+from fedstill.models import build, load_weights
+from fedstill.models.network import Network
+from fedstill.streams import stream
+
+__all__ = ["DESCRIPTIONS", "Packed", "pack"]
+
+DESCRIPTIONS = ("projection",)
+LR = 0.01
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A written bundle; with labelled data also how many of the site's images the model gets right (0..1)."""
+
+    bundle: Bundle
+    accuracy: float | None = None
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the model does little better than guessing: classes in another order, or another normalisation."""
+        return self.accuracy is not None and self.accuracy < 1.5 / len(self.bundle.about.classes)
+
+
+def pack(
+    out: str | Path,
+    *,
+    model: str | None = None,
+    weights: str | Path | None = None,
+    program: str | Path | None = None,
+    base: str | Path | None = None,
+    data: str | Path | None = None,
+    classes: Sequence[str] = (),
+    image_size: int | None = None,
+    channels: int | None = None,
+    norm: str = "batch",
+    options: Mapping[str, Any] | None = None,
+    mean: float | Sequence[float] = 0.5,
+    std: float | Sequence[float] = 0.5,
+    name: str | None = None,
+    counts: bool = True,
+    describe: Sequence[str] = ("projection",),
+    reference: str | None = None,
+    epochs: int = 0,
+    lr: float = LR,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> Packed:
+    """Write the bundle ``out``.
+
+    The network is ``model`` (a name for :func:`fedstill.models.build`) with ``weights``, or a ``program`` (TorchScript or
+    ``torch.export``), or goes on from the fused folder ``base``. ``epochs`` of training on the labelled ``data`` come first where
+    they are asked for; a model without weights needs some. Without ``data``, ``classes`` and ``image_size`` say what the network
+    knows and takes. ``counts=False`` leaves out how many samples there are.
+
+    >>> import tempfile
+    >>> packed = pack(Path(tempfile.mkdtemp()) / "a.fed", model="mlp", data="embedded:optdigits", epochs=1, lr=0.1)
+    >>> packed.bundle.about.samples, packed.bundle.parts
+    (1797, ('model', 'projection'))
+    """
+    out = Path(out)
+    if out.is_dir():
+        raise FedstillError(f"--out {out} is a folder; give a file, such as {out / 'site.fed'}")
+    for wanted in describe:
+        if wanted not in DESCRIPTIONS:
+            raise unknown("description of a domain", wanted, DESCRIPTIONS)
+    given = [text for text, value in (("--model", model), ("--program", program), ("--from", base)) if value is not None]
+    if len(given) != 1:
+        raise FedstillError(f"give one of --model, --program and --from{', not ' + ' and '.join(given) if given else ''}")
+    fused = read_fused(base) if base is not None else None
+    if fused is not None:
+        image_size, channels = fused.about.shape[1], fused.about.shape[0]
+    images = load_images(data, image_size=image_size, channels=channels, seed=seed) if data is not None else None
+    about = _about(images, fused, classes, image_size, channels, mean, std, name or out.stem)
+    samples = _labelled(images, about, epochs)
+    if program is not None:
+        about, parts, network = _program(Path(program), about, epochs)
+    else:
+        about, network = _network(about, fused, model, weights, norm, dict(options or {}), seed, epochs)
+        if epochs and samples is not None:
+            local = Local(epochs=epochs, batch_size=batch_size, optimizer=Optimizer(name="sgd", lr=lr, momentum=0.9))
+            fit(network, samples, local, rng=stream(seed, "pack", "fit"))
+        parts = {"model": network.state_dict()}
+    if images is not None:
+        about, more = _described(about, images, describe, reference or (str(base) if base is not None else DEFAULT), seed)
+        parts = {**parts, **more}
+        if counts:
+            labels = samples.counts(len(about.classes)).tolist() if samples is not None else None
+            about = about.model_copy(update={"samples": len(images.samples), "label_counts": labels})
+    found = accuracy(network, samples) if samples is not None else None
+    return Packed(write_bundle(out, about, **parts), found)
+
+
+def _about(
+    images: Images | None,
+    fused: FusedFolder | None,
+    classes: Sequence[str],
+    image_size: int | None,
+    channels: int | None,
+    mean: float | Sequence[float],
+    std: float | Sequence[float],
+    name: str,
+) -> About:
+    """What is known before the network is: classes, size, normalisation. The architecture is filled in later."""
+    if fused is not None:
+        if classes:
+            raise FedstillError("the classes of a model that goes on from a fused one are the fused one's: leave out --classes")
+        return fused.about.model_copy(update={"name": name, "based_on": fused.digest, "samples": None, "label_counts": None})
+    known = list(classes) or list(images.classes if images is not None else ())
+    if not known:
+        raise FedstillError("the classes are not known: give --classes a,b,c, or --data with one folder a class")
+    if images is not None:
+        shape = list(images.samples.x.shape[1:])
+    elif image_size is not None:
+        shape = [channels or 3, image_size, image_size]
+    else:
+        raise FedstillError("the size of the images is not known: give --data, or --image-size (and --channels)")
+    twice = next((c for c in known if known.count(c) > 1), None)
+    if twice is not None:
+        raise FedstillError(f"the class '{twice}' is named twice")
+    for text, value in (("mean", mean), ("std", std)):
+        if not isinstance(value, float | int) and len(value) not in (1, shape[0]):
+            raise FedstillError(f"--{text} has {len(value)} numbers, and the images have {shape[0]} channels")
+    return About(name=name, model=Architecture(name="?"), classes=known, shape=shape, mean=_scale(mean), std=_scale(std))
+
+
+def _scale(value: float | Sequence[float]) -> float | list[float]:
+    return value if isinstance(value, float | int) else list(value)
+
+
+def _labelled(images: Images | None, about: About, epochs: int) -> Samples | None:
+    """The site's samples with labels that count along the bundle's classes, or None where there are no labels."""
+    if images is None or not images.classes:
+        if epochs:
+            raise FedstillError("training needs labelled images: --data with one folder a class")
+        return None
+    return relabelled(images, about.classes, "the model")
+
+
+def _network(
+    about: About,
+    fused: FusedFolder | None,
+    model: str | None,
+    weights: str | Path | None,
+    norm: str,
+    options: dict[str, Any],
+    seed: int,
+    epochs: int,
+) -> tuple[About, Network]:
+    if fused is not None:
+        return about, fused.network()
+    assert model is not None
+    if weights is None and not epochs:
+        raise FedstillError("--model needs its trained --weights, or --epochs to be trained here")
+    if weights is not None and program_kind(weights) is not None:
+        raise FedstillError(
+            f"'{weights}' is a program, not weights: hand it over with --program instead of --model and --weights"
+        )
+    network = build(model, classes=len(about.classes), shape=about.shape, norm=norm, seed=seed, **options)
+    if weights is not None:
+        load_weights(network, weights, whole=True)
+    network.mean, network.std = about.mean, about.std
+    network.input_shape = tuple(about.shape)
+    return about.model_copy(update={"model": Architecture(name=model, norm=norm, options=options)}), network
+
+
+def _program(path: Path, about: About, epochs: int) -> tuple[About, dict[str, State], Network]:
+    if epochs:
+        raise FedstillError("a program cannot be trained here: leave out --epochs")
+    kind = program_kind(path)
+    if kind is None:
+        missing = "no such file" if not path.is_file() else "neither a TorchScript nor a torch.export file"
+        raise FedstillError(f"program '{path}': {missing}")
+    data = path.read_bytes()
+    network = Program(open_program(data, kind, str(path)), len(about.classes), tuple(about.shape), str(path))
+    network.mean, network.std, network.input_shape = about.mean, about.std, tuple(about.shape)
+    stored: Tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return about.model_copy(update={"model": None, "program": kind}), {"program": {"bytes": stored}}, network
+
+
+def _described(
+    about: About, images: Images, describe: Sequence[str], reference: str, seed: int
+) -> tuple[About, dict[str, State]]:
+    parts: dict[str, State] = {}
+    update: dict[str, Subspace | str | None] = {"subspace": None, "discriminator": None}
+    if "projection" in describe:
+        backbone = load_reference(reference)
+        order = torch.randperm(len(images.samples), generator=stream(seed, "pack", "projection"))
+        parts["projection"] = subspace(apply(backbone.features, backbone, images.samples.take(order)), Projection())
+        update["subspace"] = reference_id(reference, backbone)
+    return about.model_copy(update=update), parts

@@ -1,0 +1,60 @@
+"""A bundle in plain words: what is in it, and what whoever holds it learns."""
+
+from __future__ import annotations
+
+from fedstill.bundles.bundle import Bundle
+
+__all__ = ["in_words"]
+
+
+def in_words(bundle: Bundle) -> str:
+    """What is inside ``bundle`` and what it reveals, for the person who must decide whether it may leave."""
+    about = bundle.about
+    message = bundle.tensors()
+    lines = [f"{bundle.path.name}: the bundle of '{about.name}' (digest {bundle.digest[:16]})", "It holds"]
+    if about.model is not None:
+        size = sum(tensor.numel() for tensor in message.group("model").values())
+        norm = "" if about.model.norm == "batch" else f", norm {about.model.norm}"
+        options = "".join(f", {key} = {value}" for key, value in about.model.options.items())
+        lines.append(f"  the weights of a {about.model.name}{norm}{options}: {size:,} numbers")
+    else:
+        size = message.group("program")["bytes"].numel()
+        lines.append(
+            f"  a program ({about.program}) of {size:,} bytes, which runs when someone opens the bundle with --trust-code"
+        )
+    shown = ", ".join(about.classes[:12]) + (f" and {len(about.classes) - 12} more" if len(about.classes) > 12 else "")
+    lines.append(f"  {len(about.classes)} class names: {shown}")
+    lines.append(f"  its inputs: images of shape {tuple(about.shape)}, as (x / 255 - {about.mean}) / {about.std}")
+    if about.samples is not None:
+        lines.append(f"  the number of samples: {about.samples:,}")
+    if about.label_counts is not None:
+        pairs = [f"{name} {count}" for name, count in zip(about.classes, about.label_counts, strict=True)]
+        lines.append(f"  the number of each class: {', '.join(pairs[:12])}{' ...' if len(pairs) > 12 else ''}")
+    if about.subspace is not None:
+        side = next(iter(message.group("projection").values())).shape[0]
+        lines.append(
+            f"  the subspace of the site's features, a {side} x {side} matrix, under the reference '{about.subspace.reference}'"
+        )
+    if about.discriminator is not None:
+        size = sum(tensor.numel() for tensor in message.group("discriminator").values())
+        lines.append(f"  a discriminator of {size:,} numbers that tells the site's images from {about.discriminator}")
+    if about.based_on is not None:
+        lines.append(f"  the digest of the fused model that it was trained from: {about.based_on[:16]}")
+    lines.append(
+        "It holds no images, no labels of single images, no file names, and no code" if about.code is None else _code(about.code)
+    )
+    lines.append("Whoever holds it")
+    lines.append("  can use the model, and try by attacks on it to learn whether an image was in its training data")
+    if about.label_counts is not None:
+        lines.append("  knows how many samples of each class the site has (--no-counts leaves this out)")
+    elif about.samples is not None:
+        lines.append("  knows how many samples the site has (--no-counts leaves this out)")
+    if about.subspace is not None:
+        lines.append("  knows in which directions the site's images vary under the reference (--describe none leaves this out)")
+    if about.discriminator is not None:
+        lines.append("  can ask of any image whether it looks like the site's (--describe none leaves this out)")
+    return "\n".join(lines)
+
+
+def _code(code: str) -> str:
+    return f"It holds no images, no labels of single images and no file names; but it is {code}"

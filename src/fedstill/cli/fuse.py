@@ -1,0 +1,137 @@
+"""``fedstill fuse``: several bundles and some unlabelled images become one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fedstill.bundles.card import check_onnx, table
+from fedstill.bundles.folder import check_target
+from fedstill.bundles.fuse import DISTILLATION, Fused
+from fedstill.bundles.fuse import fuse as fuse_models
+from fedstill.cli.show import console
+from fedstill.errors import FedstillError
+from fedstill.fusion.ensemble import Space
+from fedstill.run.config import settings
+
+__all__ = ["fuse"]
+
+
+def fuse(
+    bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="What the sites packed.")],
+    unlabelled: Annotated[str, typer.Option(help="Images to distil on: a folder, a table, embedded:NAME. Labels are ignored.")],
+    student: Annotated[str | None, typer.Option(help="The student's model; the first teacher's by default.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("fused"),
+    weighting: Annotated[
+        str, typer.Option(help="How teachers count: uniform, projection, discriminator, vote, median...")
+    ] = "uniform",
+    validation: Annotated[
+        list[str] | None,
+        typer.Option(help="Labelled images, for early stopping and the figures; several times for several sets."),
+    ] = None,
+    ensemble: Annotated[str, typer.Option(help="What is averaged: probabilities, logits or losses.")] = "probabilities",
+    start: Annotated[str, typer.Option(help="Where the student starts: auto, average, own, or a teacher's name.")] = "auto",
+    steps: Annotated[int, typer.Option(min=1, help="Steps of distillation.")] = DISTILLATION["steps"],
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="The student's images; the largest of the teachers' by default.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many unlabelled images.")] = None,
+    norm: Annotated[str, typer.Option(help="The student's normalisation layers: batch, group or none.")] = "batch",
+    reference: Annotated[str | None, typer.Option(help="The backbone that all sites described their domains with.")] = None,
+    trust_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-code", help="Open bundles that hold or name programs. This runs their code: only from people you trust."
+        ),
+    ] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx as well.")] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="An option of the distillation, e.g. --set temperature=2 --set optimizer.lr=0.01."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, ...")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Of the student's weights and the order of the images.")] = 0,
+) -> None:
+    """Fuse bundles of any architectures into one model, on unlabelled images; writes the weights, a model card and fused.json."""
+    check_target(out)
+    if onnx:
+        check_onnx()
+    if ensemble not in get_args(Space):
+        raise FedstillError(f"--ensemble takes {', '.join(get_args(Space))}, not '{ensemble}'")
+    with _progress() as progress:
+        fused = fuse_models(
+            bundles,
+            unlabelled,
+            student,
+            weighting=weighting,
+            validation=validation or None,
+            ensemble=ensemble,  # type: ignore[arg-type]
+            distillation=settings({"steps": steps}, list(set_ or [])),
+            start=start,
+            norm=norm,
+            image_size=image_size,
+            limit=limit,
+            reference=reference,
+            trust_code=trust_code,
+            device=device,
+            seed=seed,
+            progress=progress,
+        )
+    fused.save(out, onnx=onnx)
+    _say(fused)
+    console.print(f"written to {out}", soft_wrap=True)
+
+
+def _say(fused: Fused) -> None:
+    shares = ", ".join(f"{name} {share:.3f}" for name, share in fused.teachers.items())
+    console.print(f"teachers' mean weights: {shares}", soft_wrap=True, markup=False)
+    rows = table(fused)
+    if rows:
+        shown = Table(title="Accuracy (%)")
+        for column in rows[0]:
+            shown.add_column(column, justify="left" if not column else "right")
+        for row in rows[1:]:
+            shown.add_row(*row)
+        console.print(shown)
+    done = fused.distilled
+    console.print(
+        f"the student started from {fused.start} and took {done.steps} steps; divergence from the ensemble "
+        f"{done.first_loss:.3f} -> {done.last_loss:.3f}",
+        soft_wrap=True,
+    )
+    if done.hurt:
+        console.print("[yellow]warning:[/] the student is worse on the validation images than where it started")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on a terminal, a line a quarter elsewhere."""
+    if not console.is_terminal:
+        said: dict[str, int] = {}
+
+        def line(what: str, done: int, of: int) -> None:
+            quarter = 4 * done // max(1, of)
+            if quarter > said.get(what, 0):
+                said[what] = quarter
+                console.print(f"{what} {done}/{of}")
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, int] = {}
+
+        def bar(what: str, done: int, of: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=of)
+            bars.update(tasks[what], completed=done, total=of)  # type: ignore[arg-type]
+
+        yield bar

@@ -1,0 +1,103 @@
+"""``fedstill pack``: a site's trained model as one file, and what such a file reveals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstill.bundles.bundle import read_bundle
+from fedstill.bundles.pack import DESCRIPTIONS, LR
+from fedstill.bundles.pack import pack as pack_bundle
+from fedstill.bundles.words import in_words
+from fedstill.cli.show import console, megabytes
+from fedstill.errors import FedstillError
+from fedstill.run.config import settings
+
+__all__ = ["numbers", "pack"]
+
+
+def pack(
+    model: Annotated[str | None, typer.Option(help="A built-in model, torchvision:NAME or module.path:callable.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Its trained weights: .safetensors, or a .pt of a state_dict.")] = None,
+    data: Annotated[str | None, typer.Option(help="The site's images: a folder (one a class), a table, embedded:NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The bundle to write, such as site_a.fed.")] = None,
+    show: Annotated[list[Path] | None, typer.Option(help="Say what is in a bundle and what it reveals, and stop.")] = None,
+    base: Annotated[Path | None, typer.Option("--from", help="Go on from the folder of a fused model.")] = None,
+    program: Annotated[Path | None, typer.Option(help="A TorchScript or torch.export file instead of a model.")] = None,
+    classes: Annotated[str | None, typer.Option(metavar="A,B,C", help="Class names in the order of the outputs.")] = None,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Height and width that the model takes.")] = None,
+    channels: Annotated[int | None, typer.Option(help="1 (grey) or 3 (colour).")] = None,
+    mean: Annotated[str, typer.Option(help="Of the normalisation (x / 255 - mean) / std; one number, or one a channel.")] = "0.5",
+    std: Annotated[str, typer.Option(help="Of the normalisation; one number, or one a channel.")] = "0.5",
+    norm: Annotated[str, typer.Option(help="The model's normalisation layers: batch, group or none.")] = "batch",
+    option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the model.")] = None,
+    name: Annotated[str | None, typer.Option(help="What the site is called; the file's name by default.")] = None,
+    counts: Annotated[bool, typer.Option("--counts/--no-counts", help="Say how many samples there are of each class.")] = True,
+    describe: Annotated[
+        str, typer.Option(metavar="A,B", help=f"What is said of the domain: {', '.join(DESCRIPTIONS)}, or none.")
+    ] = "projection",
+    reference: Annotated[
+        str | None, typer.Option(help="The backbone of the projection, the same at all sites: a model, MODEL=FILE, a bundle.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=0, help="Train first, on the labelled data (1 with --from).")] = None,
+    lr: Annotated[float, typer.Option(help="The rate of that training.")] = LR,
+    batch_size: Annotated[int, typer.Option(min=1, help="Its batches.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of its order.")] = 0,
+) -> None:
+    """Pack a site's trained model into one file: weights, classes, input format and a description of the domain; never data."""
+    if show:
+        for number, path in enumerate(show):
+            console.print(("\n" if number else "") + in_words(read_bundle(path)), soft_wrap=True, markup=False)
+        return
+    if out is None:
+        raise FedstillError("say where to write the bundle: --out site.fed")
+    packed = pack_bundle(
+        out,
+        model=model,
+        weights=weights,
+        program=program,
+        base=base,
+        data=data,
+        classes=[part.strip() for part in classes.split(",") if part.strip()] if classes else (),
+        image_size=image_size,
+        channels=channels,
+        norm=norm,
+        options=settings({}, list(option or [])),
+        mean=numbers("--mean", mean),
+        std=numbers("--std", std),
+        name=name,
+        counts=counts,
+        describe=[part.strip() for part in describe.split(",") if part.strip() not in ("", "none")],
+        reference=reference,
+        epochs=epochs if epochs is not None else int(base is not None),
+        lr=lr,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    console.print(in_words(packed.bundle), soft_wrap=True, markup=False)
+    if packed.accuracy is not None:
+        console.print(f"The model gets {100 * packed.accuracy:.1f}% of the site's own images right (not in the bundle).")
+    if packed.doubtful:
+        console.print(
+            "[yellow]warning:[/] that is hardly better than guessing; are --classes in the order of the outputs, "
+            "and are --mean and --std those of its training?",
+            soft_wrap=True,
+        )
+    console.print(f"written to {out} ({megabytes(out.stat().st_size)})", soft_wrap=True)
+
+
+def numbers(option: str, text: str) -> float | list[float]:
+    """One number, or several separated by commas.
+
+    >>> numbers("--mean", "0.5"), numbers("--mean", "0.4, 0.5,0.6")
+    (0.5, [0.4, 0.5, 0.6])
+    """
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise FedstillError(f"{option} takes a number, or one a channel separated by commas, not '{text}'") from None
+    if option == "--std" and any(not value > 0 for value in found):
+        raise FedstillError(f"--std takes numbers above zero, not '{text}'")
+    return found[0] if len(found) == 1 else found
