@@ -11,6 +11,7 @@ from fedstill.errors import FedstillError
 from fedstill.fusion.ensemble import ensemble_table
 from fedstill.fusion.teacher import Teacher
 from fedstill.fusion.weighting import Ballot, Ready, Voting
+from fedstill.fusion.weightings.robust import Median, Trimmed
 from fedstill.models.network import Network
 
 
@@ -78,3 +79,15 @@ def test_a_vote_hears_nothing_of_unknown_classes() -> None:
 
     table = ensemble_table(teachers(), POOL, Mean())
     assert table.targets[0].tolist() == pytest.approx([0.4, 0.3, 0.3])
+
+
+def test_the_median_is_over_those_who_know() -> None:
+    three = [*teachers(), Teacher("c", lambda said=Says([0.5, 0.5]): said, places=(0, 1))]  # type: ignore[misc]
+    table = ensemble_table(three, POOL, Median())
+    raw = [0.5, 0.4, 0.6]  # cat: the lower of 0.8 and 0.5; dog: the middle of 0.2, 0.4 and 0.5; owl: b alone
+    assert table.targets[0].tolist() == pytest.approx([value / sum(raw) for value in raw])
+
+
+def test_a_trimmed_mean_needs_the_same_classes() -> None:
+    with pytest.raises(FedstillError, match="same classes"):
+        ensemble_table(teachers(), POOL, Trimmed())

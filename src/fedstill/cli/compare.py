@@ -20,7 +20,7 @@ from fedstill.run.loop import run as run_config
 from fedstill.run.loop import same_run
 from fedstill.run.presets import resolve, tree_of
 
-__all__ = ["compare", "compare_runs"]
+__all__ = ["compare", "compare_runs", "folder_of"]
 
 
 def compare(
@@ -42,6 +42,11 @@ def compare(
     compare_runs(what, names, numbers, out, set_ or [])
 
 
+def folder_of(out: Path, name: str, seed: int) -> Path:
+    """Where a comparison keeps one of its runs."""
+    return out / name.replace(":", "_") / f"seed{seed}"
+
+
 def compare_runs(what: str, names: Sequence[str], seeds: Sequence[int], out: Path, assignments: Sequence[str]) -> None:
     """The comparison itself, as ``demo`` uses it too."""
     raw = tree_of(what)
@@ -50,7 +55,7 @@ def compare_runs(what: str, names: Sequence[str], seeds: Sequence[int], out: Pat
     ]
     first = True
     for name, seed, config in plans:
-        folder = out / name.replace(":", "_") / f"seed{seed}"
+        folder = folder_of(out, name, seed)
         kept = folder / "config.toml"
         if (
             (folder / "summary.json").exists()
@@ -67,7 +72,7 @@ def compare_runs(what: str, names: Sequence[str], seeds: Sequence[int], out: Pat
             run_config(config, folder, resume=(folder / "history.jsonl").exists(), listeners=[shown])
         finally:
             shown.stop()
-    runs = load_runs([out / name.replace(":", "_") / f"seed{seed}" for name, seed, _ in plans])
+    runs = load_runs([folder_of(out, name, seed) for name, seed, _ in plans])
     rows = summarise(runs)
     console.print(rich_table(rows, console.width))
     atomic_write(out / "table.md", markdown(rows))

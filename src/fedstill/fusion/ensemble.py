@@ -189,7 +189,8 @@ def words_of(
             logits = speak(k, network, samples) if speak is not None else apply(network, network, samples, batch_size)
             device = logits.device
             if teacher.places is not None and heard is not None:
-                logits = spread(logits, teacher.places, len(heard), -torch.inf)
+                # teachers of different classes are on one scale only as log-probabilities
+                logits = spread(logits.log_softmax(1), teacher.places, len(heard), -torch.inf)
             if spool is None:
                 spool = np.memmap(file, np.float32, "w+", shape=(len(teachers), *logits.shape))
             spool[k] = logits.float().cpu().numpy()

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedstill.errors import FedstillError
 from fedstill.fusion.weighting import Ballot, Scene, Voting, register
 from fedstill.options import Part
 from fedstill.run.config import validated
@@ -38,7 +39,8 @@ class Median(Voting):
         >>> Median().vote(logits).weights.tolist()  # 2.0 is the second teacher's, 0.0 the third's
         [[0.0, 0.5, 0.5, 0.0]]
         """
-        middle, whose = logits.median(0)
+        # a teacher that does not know a class is not asked about it
+        middle, whose = logits.masked_fill(logits.isneginf(), torch.nan).nanmedian(0)
         weights = F.one_hot(whose, len(logits)).to(logits.dtype).mean(1)
         return Ballot(middle.softmax(1), weights)
 
@@ -59,6 +61,8 @@ class Trimmed(Voting):
 
     def vote(self, logits: Tensor) -> Ballot:
         """The trimmed means."""
+        if bool(logits.isneginf().any()):
+            raise FedstillError("weighting 'trimmed-mean' needs teachers that know the same classes")
         teachers = len(logits)
         cut = min(int(self.options.trim * teachers + 1e-9), (teachers - 1) // 2)
         ordered, whose = logits.sort(0)
