@@ -22,7 +22,6 @@ from fedstill.data.images import resized
 from fedstill.data.samples import Samples
 from fedstill.errors import FedstillError
 from fedstill.fusion.distil import Distilled, distil
-from fedstill.fusion.divergence import divergence
 from fedstill.fusion.ensemble import Space, Table, ensemble_table
 from fedstill.fusion.merge import weighted_sum
 from fedstill.fusion.options import Distillation
@@ -133,8 +132,8 @@ def fuse(
         validation: labelled samples, one set or several by name: for early stopping and the figures.
         ensemble: what is averaged, "probabilities", "logits" or "losses".
         distillation: options of :class:`fedstill.fusion.options.Distillation` that differ from fuse's own.
-        start: where the student starts: "auto" takes whichever is nearest to the ensemble on the pool of the average of the
-            teachers with its architecture, each of them, and its own weights; or "average", "own", or a teacher's name.
+        start: where the student starts: "auto" takes whichever agrees most often with the ensemble on the pool: the average of
+            the teachers with its architecture, each of them, or its own weights; or "average", "own", or a teacher's name.
         classes: class names of module teachers, the same for all or by teacher's name. Classes are aligned by name, and a
             teacher is silent on those that it does not know.
         reference: the backbone that the bundles' projections were made with, where it is not a built-in one.
@@ -487,11 +486,13 @@ def _start(
         few = Samples(pool.x[:PROBE])
         first = clone(network.state_dict())
         candidates["own weights"] = lambda: first
-        distances = {}
+        wanted = table.targets[:PROBE].argmax(1)
+        agreement = {}
         for name, state in candidates.items():
             network.load_state_dict(state())
-            distances[name] = float(divergence(predict_logits(network, few), table.targets[:PROBE].to(_device(network))))
-        start = min(distances, key=lambda name: distances[name])
+            said = predict_logits(network, few).argmax(1).to(wanted.device)
+            agreement[name] = float((said == wanted).double().mean())
+        start = max(agreement, key=lambda name: agreement[name])
     network.load_state_dict(candidates[start]())
     return start, start != "own weights"
 
@@ -500,10 +501,6 @@ def _why(start: str, members: Sequence[_Member], like: Sequence[_Member]) -> str
     if start != "average" and all(member.name != start for member in members):
         return f"no teacher has this name; teachers: {', '.join(member.name for member in members)}"
     return "it needs teachers of its own architecture and classes" if not like else "it needs two teachers of its architecture"
-
-
-def _device(network: nn.Module) -> torch.device:
-    return next(network.parameters()).device
 
 
 # -- the figures ----------------------------------------------------------------------------------------------------------
@@ -533,7 +530,7 @@ def _tests(
             continue
         size = (shape[1], shape[0]) if len(shape) == 3 else (None, None)
         images: Images = load_images(source, image_size=size[0], channels=size[1], seed=seed)
-        tests[name or images.name] = relabelled(images, union, "no teacher")
+        tests[name or images.name] = relabelled(images, union, "no teacher knows")
     return tests
 
 

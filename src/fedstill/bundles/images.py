@@ -53,12 +53,12 @@ def load_images(
     return Images(short_name(place), samples, domain.classes if labelled else ())
 
 
-def relabelled(images: Images, classes: Sequence[str], whose: str) -> Samples:
+def relabelled(images: Images, classes: Sequence[str], unknown: str) -> Samples:
     """The samples with labels that count along ``classes``; a class that is not among them is an error."""
     extra = [name for name in images.classes if name not in classes]
     if extra:
         raise FedstillError(
-            f"{images.name} has classes that {whose} does not know: {', '.join(extra[:5])} (it knows {', '.join(classes[:10])})"
+            f"{images.name} has classes that {unknown}: {', '.join(extra[:5])} (known: {', '.join(classes[:10])})"
         )
     if images.samples.y is None:
         raise FedstillError(f"{images.name} has no labels: put its images in one folder a class")

@@ -157,7 +157,7 @@ def _labelled(images: Images | None, about: About, epochs: int) -> Samples | Non
         if epochs:
             raise FedstillError("training needs labelled images: --data with one folder a class")
         return None
-    return relabelled(images, about.classes, "the model")
+    return relabelled(images, about.classes, "the model does not know")
 
 
 def _network(

@@ -50,6 +50,7 @@ class Plain(Network):
     def __init__(self, body: nn.Module, classes: int | None, shape: tuple[int, ...], whose: str) -> None:
         super().__init__()
         self.body = body
+        self.training = body.training  # whoever asks for its answers puts it back into the mode it was found in
         self.classes = _outputs(body, shape, whose, self.has_modes)
         if classes is not None and classes != self.classes:
             raise FedstillError(f"{whose} has {self.classes} outputs, and {classes} classes are named")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 
 import torch
@@ -50,7 +51,9 @@ def _read(file: Path) -> dict[str, Tensor]:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other pickle protocols: what matters is in the error
+            state = torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
         hint = "; a pickle that could run code is never loaded: save model.state_dict() alone"
         pickled = isinstance(error, pickle.UnpicklingError)

@@ -1,0 +1,241 @@
+"""``fedstill pack`` and ``fedstill fuse`` as a new user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedstill
+from fedstill.bundles.folder import read_fused
+from fedstill.bundles.fuse import fuse
+from fedstill.cli import main
+from fedstill.data.loading import load_domain
+from fedstill.data.samples import Samples, hold_out
+from fedstill.fusion.predict import accuracy
+
+from ..bundles.sites import blob_bundle, blobs, trained, write_folder
+
+
+def command(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess:
+    """The command in a process of its own."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(fedstill.__file__).parents[1])}
+    return subprocess.run(
+        [sys.executable, "-m", "fedstill", *map(str, words)], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch, capsys):
+    """The command in this process: its status, what it said, and what it said of a mistake."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedstill", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return call
+
+
+# -- the whole way -----------------------------------------------------------------------------------------------------------
+
+SITES = {"mnist": "cnn-small", "optdigits": "lenet", "rotated": "mlp"}
+
+
+@pytest.mark.slow
+def test_three_sites_three_architectures_one_model(tmp_path: Path) -> None:
+    """Each site trains on six tenths of its domain's images; the centre has the other four, without labels."""
+    tests: dict[str, Samples] = {}
+    for name, model in SITES.items():
+        domain = load_domain(f"embedded:{name}", image_size=28, channels=1)
+        mine, pool = hold_out(domain.train, 0.4, np.random.default_rng(0))
+        write_folder(tmp_path / name, mine, domain.classes)
+        write_folder(tmp_path / "images" / name, pool.unlabelled(), None)
+        torch.save(trained(model, mine, 10).state_dict(), tmp_path / f"{name}.pt")
+        tests[name] = domain.test
+    for name, model in SITES.items():
+        words = ("--model", model, "--weights", f"{name}.pt", "--data", name, "--out", f"{name}.fed")
+        packed = command("pack", *words, cwd=tmp_path)
+        assert packed.returncode == 0, packed.stderr
+        assert "no images" in packed.stdout
+    bundles = [f"{name}.fed" for name in SITES]
+    options = ("--student", "cnn-small", "--weighting", "projection", "--steps", 400, "--set", "batch_size=64")
+    fused = command("fuse", *bundles, "--unlabelled", "images", *options, "--out", "fused", cwd=tmp_path)
+    assert fused.returncode == 0, fused.stderr
+    assert sorted(path.name for path in (tmp_path / "fused").iterdir()) == ["MODEL_CARD.md", "fused.json", "model.safetensors"]
+
+    before = fuse(
+        [tmp_path / bundle for bundle in bundles],
+        "embedded:optdigits",
+        weighting="projection",
+        validation=tests,
+        limit=8,
+        distillation={"steps": 1},
+    )
+    figures = {figure.who: figure.mean for figure in before.figures}
+    network = read_fused(tmp_path / "fused").network()
+    student = float(np.mean([accuracy(network, test) for test in tests.values()]))
+    assert student > max(figures[name] for name in SITES) + 0.1, (student, figures)
+    assert student > figures["ensemble"] - 0.03, (student, figures)
+
+
+# -- packing -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "site", blobs(range(3), 60, 3), ["row0", "row1", "row2"])
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    torch.save(trained("mlp", blobs(range(3), 120, 3), 3).state_dict(), tmp_path / "w.pt")
+    return tmp_path / "w.pt"
+
+
+def test_pack_show_and_leave_out(cli, site: Path, weights: Path) -> None:
+    status, out, _ = cli("pack", "--model", "mlp", "--weights", weights, "--data", site, "--out", "a.fed")
+    assert status == 0
+    assert "100.0% of the site's own images" in out
+    status, out, _ = cli("pack", "--show", "a.fed")
+    assert status == 0
+    assert "row0 " in out
+    assert "subspace" in out
+    words = ("--model", "mlp", "--weights", weights, "--data", site, "--out", "b.fed")
+    status, out, _ = cli("pack", *words, "--no-counts", "--describe", "none")
+    assert status == 0
+    assert "number of samples" not in out
+    assert "subspace" not in out
+
+
+def test_classes_in_the_wrong_order_are_suspected(cli, site: Path, weights: Path) -> None:
+    words = ("--model", "mlp", "--weights", weights, "--data", site, "--out", "a.fed", "--classes", "row1,row2,row0")
+    status, out, _ = cli("pack", *words)
+    assert status == 0
+    assert "hardly better than guessing" in out
+
+
+def test_a_network_of_ones_own(cli, tmp_path: Path, site: Path) -> None:
+    (tmp_path / "mynets.py").write_text(
+        "from torch import nn\n\n\ndef small(classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    own = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
+    torch.save(own.state_dict(), tmp_path / "w.pt")
+    status, out, _ = cli("pack", "--model", "mynets:small", "--weights", "w.pt", "--data", site, "--out", "a.fed")
+    assert status == 0, out
+    words = ("fuse", "a.fed", "--unlabelled", site, "--student", "mlp", "--steps", 2)
+    status, _, err = cli(*words)
+    assert status == 2
+    assert "--trust-code" in err
+    assert cli(*words, "--trust-code")[0] == 0
+    assert (tmp_path / "fused" / "model.safetensors").exists()
+
+
+def test_rounds_by_files(cli, tmp_path: Path, site: Path) -> None:
+    for name in "ab":
+        assert cli("pack", "--model", "mlp", "--data", site, "--epochs", 2, "--lr", "0.1", "--out", f"{name}.fed")[0] == 0
+    for out in ("fused1", "fused2"):
+        words = ("--unlabelled", site, "--steps", 20, "--out", out, "--validation", site)
+        status, said, _ = cli("fuse", "a.fed", "b.fed", *words)
+        assert status == 0
+        assert "ensemble" in said
+        for name in "ab":
+            assert cli("pack", "--from", out, "--data", site, "--out", f"{name}.fed")[0] == 0
+    facts = json.loads((tmp_path / "fused2" / "fused.json").read_text())
+    assert facts["figures"][-1]["mean"] > 0.9
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "projection", "vote", "median", "random", "examples"])
+def test_weightings(cli, tmp_path: Path, site: Path, weighting: str) -> None:
+    for seed, name in enumerate("ab"):
+        words = ("--model", "mlp", "--data", site, "--epochs", 1, "--lr", "0.1", "--seed", seed, "--out", f"{name}.fed")
+        assert cli("pack", *words)[0] == 0
+    words = ("--unlabelled", site, "--steps", 2, "--weighting", weighting)
+    status, out, err = cli("fuse", "a.fed", "b.fed", *words)
+    assert status == 0, err
+    weights = json.loads((tmp_path / "fused" / "fused.json").read_text())["teachers"]
+    assert sum(teacher["weight"] for teacher in weights) == pytest.approx(1, abs=1e-3)
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_mistakes_in_packing(cli, tmp_path: Path, site: Path, weights: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "flat").mkdir()
+    write_folder(tmp_path / "flat", blobs(range(3), 3, 1).unlabelled(), None)
+    write_folder(tmp_path / "more", blobs(range(4), 40, 1), ["row0", "row1", "row2", "row3"])
+    model = ("--model", "mlp", "--weights", weights)
+    mistakes = [
+        (("--data", site), "give one of --model"),
+        (("--model", "mpl", "--weights", weights, "--data", site), "did you mean 'mlp'"),
+        (("--model", "mlp", "--data", site), "needs its trained --weights"),
+        (("--model", "mlp", "--weights", "no.pt", "--data", site), "no such file"),
+        ((*model, "--data", "empty"), "neither tables nor images"),
+        ((*model, "--data", "nowhere/at/all"), "no data at"),
+        ((*model, "--data", "flat"), "classes are not known"),
+        ((*model, "--data", "more"), "are for 3 classes, and 4 are needed"),
+        ((*model, "--data", "more", "--classes", "row0,row1,row2"), "classes that the model does not know: row3"),
+        ((*model, "--data", site, "--image-size", 10), "in the file and"),
+        ((*model, "--data", site, "--std", "0"), "above zero"),
+        ((*model, "--data", site, "--mean", "x"), "takes a number"),
+        ((*model, "--data", site, "--mean", "0.5,0.5"), "2 numbers, and the images have 1 channels"),
+        ((*model, "--data", site, "--describe", "projectoin"), "did you mean 'projection'"),
+        ((*model, "--data", site, "--reference", "nothing"), "unknown reference"),
+        ((*model, "--data", f"{site}#tset"), "after # comes train or test"),
+        (("--from", "empty", "--data", site), "not the folder of a fused model"),
+        (("--program", weights, "--classes", "a,b,c", "--image-size", 8), "neither a TorchScript nor"),
+    ]
+    for words, says in mistakes:
+        status, _, err = cli("pack", *words, "--out", "bad.fed")
+        assert (status, err.count("\n")) == (2, 1), (words, err)
+        assert says in err
+        assert not (tmp_path / "bad.fed").exists()
+    assert cli("pack", *model, "--data", site)[0] == 2
+    assert cli("pack", "--show", "nothing.fed")[0] == 2
+
+
+def test_mistakes_in_fusing(cli, tmp_path: Path, site: Path) -> None:
+    for name, classes in (("a", range(3)), ("b", range(3))):
+        blob_bundle(tmp_path, name, classes, hidden=[8])
+    (tmp_path / "empty").mkdir()
+    whole = (tmp_path / "a.fed").read_bytes()
+    (tmp_path / "cut.fed").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "changed.fed").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    (tmp_path / "photo.fed").write_bytes(b"\x89PNG" + bytes(100))
+    write_folder(tmp_path / "strange", blobs(range(2), 20, 1), ["row0", "wolf"])
+    pool = ("--unlabelled", site)
+    mistakes = [
+        (("missing.fed", *pool), "no such bundle"),
+        (("empty", *pool), "is a folder, not a bundle"),
+        (("cut.fed", *pool), "cut short"),
+        (("changed.fed", *pool), "digest does not match"),
+        (("photo.fed", *pool), "not a bundle"),
+        (("a.fed", "a.fed", *pool), "two teachers are called 'a'"),
+        (("a.fed", "--unlabelled", "empty"), "neither tables nor images"),
+        (("a.fed", *pool, "--student", "resnet99"), "unknown model 'resnet99'"),
+        (("a.fed", *pool, "--student", "lenet"), "at least 16 pixels"),
+        (("a.fed", *pool, "--weighting", "projection"), "needs a 'projection' report"),
+        (("a.fed", *pool, "--weighting", "nearest"), "unknown weighting"),
+        (("a.fed", *pool, "--ensemble", "logit"), "--ensemble takes"),
+        (("a.fed", *pool, "--validation", "strange"), "classes that no teacher knows: wolf"),
+        (("a.fed", *pool, "--set", "temprature=2"), "did you mean 'temperature'"),
+        (("a.fed", *pool, "--start", "average"), "two teachers of its architecture"),
+    ]
+    for words, says in mistakes:
+        status, _, err = cli("fuse", *words, "--steps", 2, "--out", "out")
+        assert (status, err.count("\n")) == (2, 1), (words, err)
+        assert says in err, (words, err)
+        assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("precious")
+    assert "holds other files" in cli("fuse", "a.fed", *pool, "--out", "out")[2]
