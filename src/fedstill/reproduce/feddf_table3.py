@@ -17,7 +17,7 @@ DROP: dict[str, Any] = {"drop_worst": {}}
 
 
 def setting(plan: Plan) -> dict[str, Any]:
-    """The paper's protocol, or one that an hour of two cores allows: MNIST at 16 pixels instead of CIFAR-10."""
+    """The paper's protocol, or one that an hour of two cores allows: MNIST at 12 pixels instead of CIFAR-10."""
     tree: dict[str, Any] = {
         "rounds": 100,
         "data": {
@@ -36,18 +36,20 @@ def setting(plan: Plan) -> dict[str, Any]:
     if plan.scale == "paper":
         return tree
     small = {
-        "rounds": 10,
+        "rounds": 5,
         "data": {
             "domains": ["mnist"],
             "server": "emnist_letters",
-            "image_size": 16,
+            "image_size": 12,
             "limit": 2000,
             "test_limit": 1000,
             "pool_limit": 1000,
             "mean": 0.5,
             "std": 0.5,
         },
-        "local": {"epochs": 4, "batch_size": 16},
+        "clients": {"per_domain": 10},
+        # without momentum so few steps never leave chance; 8 epochs to FedMA's 9 are the paper's 40 to 45
+        "local": {"epochs": 8, "batch_size": 16, "optimizer": {"lr": 0.02, "momentum": 0.9}},
     }
     return laid_over(tree, small)
 
@@ -75,9 +77,10 @@ def systems(small: bool) -> dict[str, dict[str, Any]]:
     "FedDF, Table 3: VGG-9 without BN, 20 clients, C = 0.4, alpha = 1, accuracy at a round",
     small=40,
     paper=6000,
-    note="A round of FedMA is a whole model: nine layers, nine exchanges. At the small scale: 2,000 MNIST digits at 16 pixels "
-    "instead of CIFAR-10, letters instead of CIFAR-100 on the server, 4 local epochs instead of 40, 10 rounds, 60 steps of "
-    "distillation, FedMA with 1 epoch and 1 sweep a layer: only the order of the systems can be compared, not the figures.",
+    note="A round of FedMA is a whole model: nine layers, nine exchanges. At the small scale: 2,000 MNIST digits at 12 pixels "
+    "instead of CIFAR-10, letters instead of CIFAR-100 on the server, 10 clients, 8 local epochs (with momentum) instead of 40, "
+    "5 rounds, 60 steps of distillation, FedMA with 1 epoch and 1 sweep a layer: the order of the systems can be "
+    "compared with the paper's, the figures cannot.",
 )
 def feddf_table3(plan: Plan) -> Sequence[Cell]:
     """The accuracy of every system at the table's rounds."""
@@ -92,7 +95,7 @@ def feddf_table3(plan: Plan) -> Sequence[Cell]:
         tree["rounds"] *= step
         folder = row.lower().replace(WITHOUT, "-all").replace(" ", "-")
         runs = runs_of(plan, folder, tree)
-        for column in (2, 5, 10) if small else (5, 10, 20, 50, 100):
+        for column in (1, 2, 5) if small else (5, 10, 20, 50, 100):
             found = [line["accuracy"] for run in runs for line in run.history if line["round"] == column * step]
             cells.append(cell(NAME, row, str(column), found))
     return cells
