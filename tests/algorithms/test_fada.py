@@ -80,10 +80,10 @@ def test_the_alignment_terms_by_hand():
         torch.nn.init.zeros_(parameter)
     log2, log4 = 0.693147, 1.386294
     # an identifier that knows nothing: log 2 for either side; a class identifier that knows nothing: log 4; no information
-    assert float(critic_loss(critics, f, f, f, f, y, rng())) == pytest.approx(2 * log2 + log4, abs=1e-5)
+    assert critic_loss(critics, f, f, f, f, y, rng()).item() == pytest.approx(2 * log2 + log4, abs=1e-5)
     options = FADAOptions(align=1, entropy=1, information=1, reconstruction=1)
-    assert float(feature_loss(critics, f, f, f, options, rng())) == pytest.approx(log2 + log4, abs=1e-5)
-    assert float(feature_loss(critics, f + 2, f, f, options, rng())) == pytest.approx(log2 + log4 + 4, abs=1e-5)
+    assert feature_loss(critics, f, f, f, options, rng()).item() == pytest.approx(log2 + log4, abs=1e-5)
+    assert feature_loss(critics, f + 2, f, f, options, rng()).item() == pytest.approx(log2 + log4 + 4, abs=1e-5)
 
 
 def test_attention_prefers_the_source_that_tightens_clusters():

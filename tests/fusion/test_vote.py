@@ -85,6 +85,15 @@ def by_hand(q: torch.Tensor, gate: float, members: list[int]) -> float:
     return float(torch.stack(supporters).mean(0).max()) * len(supporters) if supporters else 0.0
 
 
+def by_hand_kd3a(q: torch.Tensor, gate: float, members: list[int]) -> float:
+    """KD3A's ``m * score`` of the winning class for one sample, by loops."""
+    heard = [q[k] for k in members if float(q[k].max()) > gate]
+    scores = torch.zeros(q.shape[1])
+    for p in heard:
+        scores[int(p.argmax())] += p.max()
+    return float(scores.max()) if heard else 0.0
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 5), st.integers(2, 4), st.floats(0.3, 0.95), st.integers(0, 10_000))
 def test_subsets_vote_as_if_alone(sources: int, classes: int, gate: float, seed: int):
@@ -95,6 +104,11 @@ def test_subsets_vote_as_if_alone(sources: int, classes: int, gate: float, seed:
     for subset, row in zip(members, found, strict=True):
         inside = [k for k in range(sources) if subset[k]]
         expected = [by_hand(q[:, i], gate, inside) for i in range(6)]
+        torch.testing.assert_close(row, torch.tensor(expected), atol=1e-5, rtol=1e-5)
+    code = knowledge_vote(q, gate, variant="kd3a", members=members).quality
+    for subset, row in zip(members, code, strict=True):
+        inside = [k for k in range(sources) if subset[k]]
+        expected = [by_hand_kd3a(q[:, i], gate, inside) for i in range(6)]
         torch.testing.assert_close(row, torch.tensor(expected), atol=1e-5, rtol=1e-5)
     alone = knowledge_vote(q, gate)
     together = knowledge_vote(q, gate, members=torch.ones(1, sources, dtype=torch.bool))

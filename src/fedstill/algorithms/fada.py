@@ -160,11 +160,9 @@ class FADA(Algorithm):
         done = int(phase.removeprefix("sync-")) * self.options.sync_every
         return min(self.options.sync_every, self.batches_a_round() - done)
 
-    def critics(self, network: Network, name: str) -> Critics:
-        """A source's further modules with their first weights."""
+    def critics(self, network: Network, inside: int, name: str) -> Critics:
+        """A source's further modules with their first weights, for a backbone whose features have ``inside`` numbers."""
         device = next(network.parameters()).device
-        with torch.no_grad():
-            inside = network.backbone(torch.zeros(2, *self.task.shape, device=device)).shape[1]
         with seeded(subseed(self.task.seed, "critics", name)):
             return Critics(inside, network.feature_dim, network.classes, self.options.width).to(device)
 
@@ -187,7 +185,8 @@ class FADA(Algorithm):
         options, local = self.options, self.local
         network = client.task.load(client.prototype, message.group("model"))
         device = next(network.parameters()).device
-        critics = self.critics(network, client.id)
+        target = message.group("target")["features"].to(device)
+        critics = self.critics(network, target.shape[1], client.id)
         if client.memory.group("critics"):
             critics.load_state_dict(client.memory.group("critics"))
         rate = learning_rate(local.optimizer.lr, local.schedule, client.round, client.task.config.rounds)
@@ -195,7 +194,6 @@ class FADA(Algorithm):
         helper_step = optimiser(options.optimizer, critics.helpers())
         judge_step = optimiser(options.optimizer, critics.judges())
         rng = client.rng("fit", phase)
-        target = message.group("target")["features"].to(device)
         data = client.data.to(device)
         assert data.y is not None, "a source has labels"
         network.train()
@@ -264,8 +262,9 @@ class FADA(Algorithm):
         device = next(network.parameters()).device
         identifiers = []
         for reply in replies:
-            critics = self.critics(network, reply.client)
-            critics.domain.load_state_dict(reply.part("domain"))
+            state = reply.part("domain")
+            critics = self.critics(network, state["0.weight"].shape[1], reply.client)
+            critics.domain.load_state_dict(state)
             identifiers.append(critics.domain.requires_grad_(False))
         inside = {id(p) for part in (network.neck, network.head) for p in part.parameters()}
         step = optimiser(self.options.optimizer, [p for p in network.parameters() if id(p) not in inside])
