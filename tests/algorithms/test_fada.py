@@ -116,6 +116,16 @@ def test_only_features_of_the_target_travel():
     assert reply.message.groups() == ["model", "domain"]  # the critics but the domain identifier stay
 
 
+def test_a_malformed_identifier_is_refused():
+    algorithm = algorithm_of(tiny("fada", **SMALL))
+    server, round = algorithm.start(), Round(1, 1, 0, "sync-0")
+    [reply, _] = exchange(algorithm, server, round, {})
+    assert algorithm.screen(server, "optdigits-0", reply.message) is None
+    assert "another shape" in str(
+        algorithm.screen(server, "optdigits-0", reply.message.with_parts(domain={"0.bias": torch.ones(3)}))
+    )
+
+
 def test_it_runs(tmp_path: Path):
     history = run(tiny("fada", model={"name": "cnn-small", "options": {"bottleneck": 16}}, **SMALL), tmp_path).history
     assert len(history) == 2

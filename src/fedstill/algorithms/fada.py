@@ -235,6 +235,13 @@ class FADA(Algorithm):
         self.align(network, replies, weights, round)
         return Server({self.prototype: clone(network.state_dict())}, server.parts, server.values)
 
+    def screen(self, server: Server, client: str, message: Message) -> str | None:
+        """The domain identifier must be one; the model is checked by its architecture."""
+        found = {name: tuple(tensor.shape) for name, tensor in message.group("domain").items()}
+        width, inside = self.options.width, found.get("0.weight", (0, 0))[-1]
+        expected = {"0.weight": (width, inside), "0.bias": (width,), "2.weight": (1, width), "2.bias": (1,)}
+        return None if found == expected else "the domain identifier in the reply has another shape"
+
     def attend(self, server: Server, replies: Sequence[Reply], round: Round) -> list[float]:
         """The sources' attention: how much tighter each one's update makes the clusters of the target's features."""
         if self.options.attention == "uniform":
