@@ -22,9 +22,10 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="The study, e.g. fedd3a-table2.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the studies and the time each is expected to take.")] = False,
     data: Annotated[Path | None, typer.Option(help="The folder of data sets.")] = None,
-    scale: Annotated[str, typer.Option(help="small (this machine) or paper (the full protocol).")] = "small",
+    scale: Annotated[str, typer.Option(help="tiny or small (this machine), or paper (the full protocol).")] = "small",
     seeds: Annotated[str, typer.Option(metavar="0,1,2")] = "0",
     only: Annotated[str, typer.Option(metavar="A,B", help="Only these rows.")] = "",
+    columns: Annotated[str, typer.Option(metavar="X,Y", help="Only these columns.")] = "",
     out: Annotated[Path | None, typer.Option(help="The study's folder (runs/reproduce/NAME).")] = None,
     set_: Set = None,
 ) -> None:
@@ -32,8 +33,8 @@ def reproduce(
     if list_ or name is None:
         console.print(listing())
         return
-    if scale not in ("small", "paper"):
-        raise FedstillError(f"--scale is small or paper, not '{scale}'")
+    if scale not in ("tiny", "small", "paper"):
+        raise FedstillError(f"--scale is tiny, small or paper, not '{scale}'")
     if data is not None and not data.is_dir():
         raise FedstillError(f"--data: no such folder: {data}")
     try:
@@ -41,9 +42,10 @@ def reproduce(
     except ValueError:
         raise FedstillError(f"--seeds takes whole numbers, not '{seeds}'") from None
     rows = tuple(word.strip().lower() for word in only.split(",") if word.strip())
+    places = tuple(word.strip().lower() for word in columns.split(",") if word.strip())
     folder = out or Path("runs/reproduce") / name
     clock = time.monotonic()
-    plan = Plan(folder, data, scale, numbers, rows, tuple(set_ or ()), lambda run: Shown(run, who=False))  # type: ignore[arg-type]
+    plan = Plan(folder, data, scale, numbers, rows, places, tuple(set_ or ()), lambda run: Shown(run, who=False))  # type: ignore[arg-type]
     chosen, cells = run_study(name, plan)
     shown = Table(title=f"{chosen.title} ({scale} scale, seeds {seeds})")
     for column in ("", "", "paper", "ours", "difference"):

@@ -26,7 +26,7 @@ from fedstill.run.presets import resolve
 
 __all__ = ["Cell", "Plan", "Published", "Study", "cell", "published", "reproduce", "runs_of", "studies", "study", "table"]
 
-Scale = Literal["small", "paper"]
+Scale = Literal["tiny", "small", "paper"]  # a study without a tiny protocol runs its small one
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,23 @@ class Plan:
     scale: Scale = "small"
     seeds: tuple[int, ...] = (0,)
     only: tuple[str, ...] = ()  # rows (systems) to run, all where empty
+    columns: tuple[str, ...] = ()  # columns (data sets) to run, all where empty
     sets: tuple[str, ...] = ()  # assignments laid over every run
     listener: Callable[[str], Listener] = lambda name: Listener()
 
     def wants(self, row: str) -> bool:
         """Whether this row was asked for."""
         return not self.only or row.lower() in self.only
+
+    def wants_column(self, column: str) -> bool:
+        """Whether this column was asked for; ``mnist`` asks for every column that begins so.
+
+        >>> plan = Plan(Path(), columns=("mnist 0.1", "svhn"))
+        >>> plan.wants_column("MNIST 0.1"), plan.wants_column("SVHN 10"), plan.wants_column("MNIST 1")
+        (True, True, False)
+        """
+        name = column.lower()
+        return not self.columns or any(name == c or name.startswith(c + " ") for c in self.columns)
 
     def root(self) -> Path:
         """The folder of data sets, which this study cannot do without."""
