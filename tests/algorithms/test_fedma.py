@@ -154,3 +154,10 @@ def test_feddf_may_start_its_student_from_the_matched_average(tmp_path):
     assert done.server.models["mlp"]["body.0.weight"].shape == (16, 64)  # it does not grow
     with pytest.raises(FedstillError, match="norm layer"):
         run(parse({**tree, "model": {"name": "cnn-small"}}), tmp_path / "norm")
+
+
+def test_a_run_resumed_within_a_cycle_is_the_same_run(tmp_path):
+    whole = run(config(rounds=3), tmp_path / "whole")
+    run(config(rounds=1), tmp_path / "part")
+    resumed = run(config(rounds=3), tmp_path / "part", resume=True)
+    assert all(torch.equal(tensor, whole.server.models["mlp"][name]) for name, tensor in resumed.server.models["mlp"].items())

@@ -167,3 +167,9 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
     run(tiny_config(rounds=1, **options), tmp_path / "part")
     resumed = run(tiny_config(rounds=2, **options), tmp_path / "part", resume=True)
     assert resumed.history[-1]["domains"] == whole.history[-1]["domains"]
+
+
+def test_nothing_to_say_is_a_message_too():
+    algorithm = create(Task(tiny_config(algorithm={"name": "fd"})))
+    silence = algorithm.instruct(algorithm.start(), "optdigits-0", Round(1, 2, 0))
+    assert Message.from_bytes(silence.to_bytes()) == Message()  # the first round tells nobody anything
