@@ -19,7 +19,9 @@ from fedstill.data.samples import Domain, Samples
 from fedstill.errors import FedstillError
 from fedstill.models import names as architectures
 from fedstill.run.config import Config
-from fedstill.task import ClientInfo, Task
+from fedstill.task import ClientInfo, Pool, Task
+
+PUBLIC = "public"
 
 __all__ = ["NodeTask", "RosterTask", "Site"]
 
@@ -71,27 +73,33 @@ class NodeTask(Task):
         *,
         classes: Sequence[str] = (),
         prototype: str | None = None,
+        public: str | None = None,
     ):
         super().__init__(config)
+        self.public = public  # this node's copy of the server's pool, for systems in which clients speak about public data
         self.source, self.domain, self.name = source, domain, client
         self.agreed = tuple(classes)  # the federation's list, once there is one
         self.prototype = prototype
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        return {self.domain: self.source}
+        return {self.domain: self.source, **({PUBLIC: self.public} if self.public else {})}
+
+    @cached_property
+    def _all(self) -> dict[str, Domain]:
+        return self._loaded()
 
     @cached_property
     def domains(self) -> dict[str, Domain]:
         """The node's own domain, its labels counted along the federation's classes."""
-        own = self._loaded()[self.domain]
+        own = self._all[self.domain]
         if own.train.y is None:
             raise FedstillError(f"'{self.source}' has no labels, so nothing can be learned from it")
         named = self.agreed and self.config.data.classes != "position"
         odd = set(own.classes) - set(self.agreed) if named else set()
         if odd:
             raise FedstillError(f"'{self.source}' has classes that the federation lacks: {', '.join(sorted(odd)[:5])}")
-        return {self.domain: aligned(own, self.agreed or own.classes, self.config.data.classes)}
+        return {**self._all, self.domain: aligned(own, self.agreed or own.classes, self.config.data.classes)}
 
     @cached_property
     def client_domains(self) -> list[str]:
@@ -100,8 +108,15 @@ class NodeTask(Task):
 
     @cached_property
     def server_domains(self) -> list[str]:
-        """None: the pool is the server's."""
-        return []
+        """The node's copy of public data, where it was given one; otherwise the pool is the server's alone."""
+        return [PUBLIC] if self.public else []
+
+    @cached_property
+    def pool(self) -> Pool | None:
+        """The public data that this node shares with the server; the configuration's other pools are not here."""
+        if self.public is None:
+            raise FedstillError("this system's clients need the public data too: --node-config 'public=\"/path\"'")
+        return super().pool
 
     @property
     def target(self) -> None:

@@ -36,7 +36,7 @@ def _options(
 
 
 def _register() -> None:
-    from fedstill.cli import compare, demo, fuse, listing, pack, report, reproduce, run
+    from fedstill.cli import compare, demo, flower, fuse, listing, pack, report, reproduce, run
 
     app.command("demo")(demo.demo)
     app.command("run")(run.run)
@@ -47,6 +47,7 @@ def _register() -> None:
     app.command("fuse")(fuse.fuse)
     app.command("algorithms")(listing.algorithms)
     app.command("presets")(listing.presets)
+    app.add_typer(flower.app, name="flower")
 
 
 _register()

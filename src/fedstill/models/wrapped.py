@@ -15,7 +15,7 @@ from fedstill.errors import FedstillError
 
 from .network import Network
 
-__all__ = ["Wrapped", "from_callable", "from_torchvision"]
+__all__ = ["Wrapped", "from_callable", "from_torchvision", "last_linear"]
 
 
 class Wrapped(Network):
@@ -27,7 +27,7 @@ class Wrapped(Network):
 
     def __init__(self, body: nn.Module, classes: int, shape: tuple[int, ...], name: str) -> None:
         super().__init__()
-        self.split, head = _last_linear(body, shape, name)
+        self.split, head = last_linear(body, shape, name)
         if head.out_features != classes:
             raise FedstillError(f"model '{name}' has {head.out_features} outputs, and {classes} classes are needed")
         parent, _, last = self.split.rpartition(".")
@@ -50,7 +50,7 @@ def _line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _last_linear(body: nn.Module, shape: tuple[int, ...], name: str) -> tuple[str, nn.Linear]:
+def last_linear(body: nn.Module, shape: tuple[int, ...], name: str) -> tuple[str, nn.Linear]:
     """The name of the linear layer whose output is the network's, and the layer."""
     outputs: list[tuple[str, nn.Linear, Tensor]] = []
     hooks = [

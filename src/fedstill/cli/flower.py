@@ -1,0 +1,149 @@
+"""``fedstill flower``: from one machine to several. ``init`` writes an app, ``up`` tries a deployment on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedstill.cli.run import Set, What
+from fedstill.cli.show import Shown, console
+from fedstill.errors import FedstillError
+from fedstill.run.config import Config
+from fedstill.run.history import read_history
+from fedstill.run.presets import configuration
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Run on several machines, with Flower.", no_args_is_help=True)
+
+
+@app.command("init")
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the app is written; must be new or empty.")],
+    what: What = "demo",
+    set_: Set = None,
+    nodes: Annotated[int, typer.Option(min=0, help="Nodes to wait for (0: as many as the configuration has clients).")] = 0,
+) -> None:
+    """Write a complete Flower app for a configuration, which `flwr run` accepts."""
+    from fedstill.engine.app import write_app
+
+    write_app(folder, configuration(what, set_ or []), nodes=nodes)
+    console.print(f"written to {folder}; start it with: flwr run {folder} LINK --stream", soft_wrap=True)
+
+
+@app.command("up")
+def up(
+    what: What = "demo",
+    clients: Annotated[int | None, typer.Option(min=1, help="Nodes to start (default: one for each client).")] = None,
+    data: Annotated[list[str] | None, typer.Option(metavar="PATH", help="A node with this data of its own; repeat.")] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt, and let in only nodes with registered keys.")] = False,
+    set_: Set = None,
+    out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/flower"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
+    patience: Annotated[float, typer.Option(help="Seconds to wait for the nodes.")] = 180.0,
+) -> None:
+    """Start a SuperLink and SuperNodes on this machine, run a configuration on them, and stop them."""
+    from fedstill.engine.app import write_app
+    from fedstill.engine.loopback import Loopback
+    from fedstill.task import Task
+
+    assignments = [*(set_ or [])]
+    if data:
+        # the nodes bring the data: what the configuration names would only be tested on
+        config = configuration(what, [*assignments, "data.domains=[]"])
+        nodes: list[dict[str, Any]] = [{"data": _absolute(source), "domain": name} for name, source in _named(data).items()]
+    else:
+        config = _dealt(configuration(what, assignments), what, assignments, clients)
+        nodes = [{"partition-id": i, "num-partitions": len(Task(config).clients)} for i in range(len(Task(config).clients))]
+    out = out.resolve()
+    if (out / "history.jsonl").exists() and not resume:
+        raise FedstillError(f"{out} already holds a run; use --resume to go on, or another --out")
+    with (
+        tempfile.TemporaryDirectory(prefix="fedstill-flower-") as scratch,
+        _stoppable(),
+        Loopback(Path(scratch), tls=tls) as link,
+    ):
+        console.print(f"SuperLink at {link.address}{' with TLS and node authentication' if tls else ''}", soft_wrap=True)
+        for i, node in enumerate(nodes):
+            link.node(f"node-{i}", {**node, "memory": str(out / "clients" / str(i))})
+        console.print(f"{len(nodes)} nodes started; the first round begins when they have said who they are")
+        folder = write_app(Path(scratch) / "app", config)
+        settings = {"out": str(out), "resume": resume, "nodes": len(nodes), "patience": patience}
+        before = len(read_history(out / "history.jsonl"))
+        run = link.submit(folder, settings)
+        done = before
+        while True:
+            ended = run.poll() is not None
+            for line in read_history(out / "history.jsonl")[done:]:
+                if line["accuracy"] is None and not ended:
+                    break  # the nodes' own figures for this round come with the next
+                _say(line, config.rounds)
+                done += 1
+            if ended:
+                break
+            time.sleep(0.5)
+        lines = read_history(out / "history.jsonl")
+        if len(lines) < config.rounds or not (out / "summary.json").exists():
+            log = out / "flower.log"
+            out.mkdir(parents=True, exist_ok=True)
+            log.write_bytes(link.log("run").read_bytes() + link.log("superlink").read_bytes())
+            raise FedstillError(f"the run failed: {link.problem()} (its log is {log})")
+    Shown().finished(json.loads((out / "summary.json").read_text()))
+    console.print(f"written to {out}", soft_wrap=True)
+
+
+def _say(line: dict[str, Any], rounds: int) -> None:
+    score = "" if line["accuracy"] is None else f"accuracy {line['accuracy']:.3f}, "
+    missing = "".join(f"; {d['client']} dropped: {d['reason']}" for d in line["dropped"])
+    console.print(f"round {line['round']:>3}/{rounds}  {score}{len(line['clients'])} replies{missing}", soft_wrap=True)
+
+
+def _dealt(config: Config, what: str, assignments: list[str], clients: int | None) -> Config:
+    """The configuration with exactly so many clients: fewer domains, or the same number more in each."""
+    domains = config.data.domains
+    if clients is None or clients == len(domains) * config.clients.per_domain:
+        return config
+    if clients < len(domains):
+        console.print(f"using the first {clients} domains: {', '.join(domains[:clients])}")
+        return configuration(what, [*assignments, f"data.domains={json.dumps(domains[:clients])}", "clients.per_domain=1"])
+    if clients % len(domains):
+        raise FedstillError(f"{clients} clients cannot be dealt evenly to {len(domains)} domains")
+    return configuration(what, [*assignments, f"clients.per_domain={clients // len(domains)}"])
+
+
+def _named(sources: list[str]) -> dict[str, str]:
+    from fedstill.task import short_name
+
+    named: dict[str, str] = {}
+    for source in sources:
+        name = short_name(source)
+        if name in named:
+            raise FedstillError(f"two nodes would be called '{name}': {named[name]} and {source}")
+        named[name] = source
+    return named
+
+
+def _absolute(source: str) -> str:
+    return str(Path(source).resolve()) if Path(source).exists() else source
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """A polite request to end is treated like Ctrl-C, so that nothing is left running."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

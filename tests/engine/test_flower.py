@@ -1,0 +1,349 @@
+"""The Flower engine: the same run as in one process, whatever carries the messages."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("flwr", reason="the extra fedstill[flower] is not installed")
+
+from fedstill.engine.flower import QUIET, client_app, from_records, run_on, to_records
+from fedstill.errors import FedstillError
+from fedstill.federation import NodeTask, RosterTask, Site
+from fedstill.message import Message
+from fedstill.run.loop import run
+from fedstill.task import Task
+from tests.conftest import tiny_config
+from tests.engine.localgrid import LocalGrid, context
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict  # isort: skip
+from flwr.app import Message as FlowerMessage  # isort: skip
+
+DOMAINS = ["embedded:mnist", "embedded:optdigits"]
+SYSTEMS = {
+    "fedavg": {},
+    "feddf": {"distillation": {"steps": 4}},
+    "fedd3a": {},
+    "moon": {},  # keeps each client's last model as private state
+}
+
+
+def config(name="feddf", **changes):
+    data = {"domains": DOMAINS, "server": "embedded:rotated", **changes.pop("data", {})}
+    return tiny_config(algorithm={"name": name, **SYSTEMS.get(name, {})}, data=data, **changes)
+
+
+def over(grid, config, out, *, resume=False, nodes=2, patience=1.0):
+    return run_on(grid, config, out, resume=resume, nodes=nodes, patience=patience, listeners=[])
+
+
+def shares(*numbers, **more):
+    return [{"partition-id": n, "num-partitions": 2, **more} for n in numbers]
+
+
+def same(one, other, tolerance=0.0):
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=tolerance)
+
+
+# -- messages -----------------------------------------------------------------------------------------------------------------
+
+KINDS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=8).map(lambda n: f"model/{n}"),
+        st.tuples(st.sampled_from(KINDS), st.lists(st.integers(0, 3), max_size=3)),
+        max_size=4,
+    ),
+    st.dictionaries(
+        st.text(min_size=1, max_size=8),
+        st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(max_size=8), st.booleans()),
+        max_size=4,
+    ),
+)
+def test_messages_cross_without_loss(shapes, values):
+    tensors = {name: (torch.rand(shape) * 3).to(kind) for name, (kind, shape) in shapes.items()}
+    found = from_records(RecordDict.inflate(*_deflated(to_records(Message(tensors, values)))))
+    assert list(found.tensors) == list(tensors)
+    assert found.values == values
+    assert [type(v) for v in found.values.values()] == [type(v) for v in values.values()]
+    for name, tensor in tensors.items():
+        assert found.tensors[name].dtype == tensor.dtype
+        assert torch.equal(found.tensors[name], tensor)
+
+
+def _deflated(records):
+    """The records as bytes, and their parts likewise: what goes over the wire."""
+    children = records.children
+    return records.deflate(), children and {key: type(child).inflate(*_deflated(child)) for key, child in children.items()}
+
+
+def test_nonsense_is_refused_not_executed():
+    for records in (RecordDict(), RecordDict({"tensors": ConfigRecord(), "values": ConfigRecord()})):
+        with pytest.raises(FedstillError, match="not a message"):
+            from_records(records)
+
+
+def test_telemetry_is_off_unless_the_user_turned_it_on():
+    import os
+
+    assert all(os.environ.get(name) is not None for name in QUIET)
+
+
+# -- the same run ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_weights_are_those_of_one_process(name, tmp_path):
+    setup = config(name)
+    here = run(setup, tmp_path / "here")
+    there = over(LocalGrid(client_app(), shares(1, 0)), setup, tmp_path / "there")
+    same(here.server.models["mlp"], there.server.models["mlp"])
+    assert [line["accuracy"] for line in here.history] == [line["accuracy"] for line in there.history]
+    assert [line["bytes_up"] for line in here.history] == [line["bytes_up"] for line in there.history]
+
+
+def test_nodes_with_data_of_their_own_learn_the_same_and_judge_it_themselves(tmp_path):
+    # named like the partition's clients, the nodes draw the same random numbers
+    nodes = [{"data": source, "domain": source[9:], "client": f"{source[9:]}-0"} for source in DOMAINS]
+    here = run(config("fedd3a"), tmp_path / "here")
+    there = over(LocalGrid(client_app(), nodes), config("fedd3a", data={"domains": []}), tmp_path / "there")
+    same(here.server.models["mlp"], there.server.models["mlp"])
+    assert [line["domains"] for line in there.history] == [line["domains"] for line in here.history]
+    assert there.summary["final_accuracy"] == pytest.approx(here.summary["final_accuracy"])
+    assert there.history[0]["measured_by"] == "clients"
+    assert all(client["counts"] is None for client in json.loads((tmp_path / "there/clients.json").read_text())["clients"])
+
+
+def test_a_server_with_test_data_uses_it(tmp_path):
+    nodes = [{"data": source, "domain": source[9:]} for source in DOMAINS]
+    setup = config("fedavg", data={"domains": ["embedded:rotated"]}, rounds=1)
+    there = over(LocalGrid(client_app(), nodes), setup, tmp_path)
+    assert list(there.history[0]["domains"]) == ["rotated"]
+
+
+def test_resume_goes_on_from_the_checkpoint_with_private_state(tmp_path):
+    setup = config("moon", rounds=3)
+    whole = run(setup, tmp_path / "whole")
+    nodes = shares(0, 1, memory=str(tmp_path / "memory"))
+
+    def dies(node, message, reply):
+        if message.metadata.group_id == "2":
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        over(LocalGrid(client_app(), nodes, dies), setup, tmp_path / "cut")
+    again = over(LocalGrid(client_app(), nodes), setup, tmp_path / "cut", resume=True)
+    assert [line["round"] for line in again.history] == [1, 2, 3]
+    same(whole.server.models["mlp"], again.server.models["mlp"])
+
+
+def test_private_state_stays_in_the_context(tmp_path):
+    grid = LocalGrid(client_app(), shares(0, 1))
+    over(grid, config("moon"), tmp_path)
+    for here in grid.contexts.values():
+        assert any("previous" in name for record in here.state.array_records.values() for name in record)
+
+
+# -- trouble -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_reply_costs_itself_and_is_named(tmp_path):
+    def spoil(node, message, reply):
+        if message.metadata.message_type != "train":
+            return reply
+        if node == 101:
+            found = from_records(reply.content)
+            bad = {name: t * math.nan for name, t in found.tensors.items()}
+            records = to_records(Message(bad, found.values))
+            records["fedstill"] = reply.content["fedstill"]
+            return FlowerMessage(records, reply_to=message)
+        if node == 102:
+            return FlowerMessage(RecordDict({"x": ConfigRecord()}), reply_to=message)
+        return None if node == 103 else reply
+
+    setup = config("fedavg", clients={"per_domain": 2, "timeout": 0.5}, rounds=1)
+    result = over(LocalGrid(client_app(), shares(0, 1, 2, 3), spoil), setup, tmp_path, nodes=4)
+    reasons = {d["client"]: d["reason"] for d in result.history[0]["dropped"]}
+    assert result.history[0]["clients"] == ["mnist-0"]
+    assert "not finite" in reasons["mnist-1"]
+    assert "not a reply" in reasons["optdigits-0"]
+    assert reasons["optdigits-1"] == "no reply within 0.5 s"
+
+
+def test_a_node_that_leaves_is_named_and_may_come_back_as_another(tmp_path):
+    grid = LocalGrid(client_app(), shares(0, 1))
+    away = grid.contexts[101]
+
+    def leaves(node, message, reply):
+        if message.metadata.group_id == "1" and node == 101:
+            grid.contexts.pop(101)
+        if message.metadata.group_id == "2" and node == 100:
+            grid.contexts[205] = context(205, away.node_config)
+        return reply
+
+    grid.spoil = leaves
+    result = over(grid, config("fedavg", rounds=3), tmp_path)
+    assert [line["clients"] for line in result.history] == [["mnist-0", "optdigits-0"], ["mnist-0"], ["mnist-0", "optdigits-0"]]
+    assert result.history[1]["dropped"] == [{"client": "optdigits-0", "reason": "its node is not connected"}]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        ([{}], "this node has no data"),
+        ([{"data": "/nowhere/at/all"}], "no data at '/nowhere/at/all'"),
+        ([{"data": DOMAINS[0], "domain": "a"}, {"partition-id": 0}], "some nodes bring their own data and some do not"),
+        ([{"data": DOMAINS[0], "model": "os:getcwd"}], "a model that is not known here"),
+    ],
+)
+def test_what_is_wrong_with_the_nodes_is_one_line(nodes, text, tmp_path):
+    with pytest.raises(FedstillError, match=text):
+        over(LocalGrid(client_app(), nodes), config("fedavg"), tmp_path, nodes=len(nodes), patience=0.1)
+
+
+def test_two_nodes_of_one_name(tmp_path, caplog):
+    nodes = [{"data": DOMAINS[0], "domain": "a"}, {"data": DOMAINS[1], "domain": "a"}]
+    result = over(LocalGrid(client_app(), nodes), config("fedavg", rounds=1), tmp_path, patience=0.1)
+    assert result.history[0]["clients"] == ["a"]
+    assert "another node calls itself 'a'" in caplog.text
+
+
+# -- tasks --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_counts_its_labels_along_the_federations_classes():
+    setup = config("fedavg")
+    turned = NodeTask(setup, DOMAINS[0], "a", "a", classes=[str(d) for d in reversed(range(10))])
+    plain = Task(setup).domains["mnist"].train
+    assert torch.equal(9 - turned.domains["a"].train.y, plain.y)
+
+
+def test_the_server_settles_one_shape_for_all():
+    sites = [
+        Site("b", "b", 5, ("x", "y"), (3, 10, 10), "mlp"),
+        Site("a", "a", 5, ("x", "y"), (1, 8, 8)),
+    ]
+    task = RosterTask(tiny_config(data={"domains": [], "image_size": None, "channels": None}), sites)
+    assert task.shape == (3, 8, 8)
+    assert list(task.clients) == ["a", "b"]
+    assert task.tests == {}
+
+
+def test_classes_must_agree_or_are_joined():
+    sites = [Site("a", "a", 5, ("x", "y"), (1, 8, 8)), Site("b", "b", 5, ("y", "z"), (1, 8, 8))]
+    with pytest.raises(FedstillError, match="do not have the same classes"):
+        RosterTask(tiny_config(data={"domains": []}), sites).classes  # noqa: B018
+    assert RosterTask(tiny_config(data={"domains": [], "classes": "union"}), sites).classes == ("x", "y", "z")
+
+
+def test_a_description_from_another_machine_is_checked():
+    for text in ("{}", "[]", "nonsense", '{"client": "", "domain": "a", "samples": 1, "classes": [], "shape": []}'):
+        with pytest.raises(FedstillError):
+            Site.from_json(text)
+
+
+# -- strategies ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def example():
+    """The app in examples/flower, imported as Flower would."""
+    folder = str(Path(__file__).parents[2] / "examples" / "flower")
+    sys.path.insert(0, folder)
+    yield
+    sys.path.remove(folder)
+    for name in [name for name in sys.modules if name.split(".")[0] == "digits"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("kind", ["feddf", "fedd3a"])
+def test_the_example_app_learns(example, kind, capsys):
+    from digits.client_app import app as client
+    from digits.server_app import app as server
+
+    torch.manual_seed(0)
+    grid = LocalGrid(client, shares(0, 1))
+    server(grid, context(0, {}, {"num-server-rounds": 3, "strategy": kind}))
+    scores = [float(found) for found in re.findall(r"'eval_acc': ([\d.]+)", capsys.readouterr().out)]
+    assert len(scores) == 3
+    assert scores[-1] > 0.6  # each client knows half of the digits
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3))
+
+
+def reply_of(model, node, samples=10, **more):
+    sent = FlowerMessage(RecordDict(), node, "train")
+    records = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": samples, "loss": 1.0})}
+    return FlowerMessage(RecordDict({**records, **more}), reply_to=sent)
+
+
+def test_a_strategy_leaves_broken_replies_out():
+    from fedstill.flower import FedDF
+    from fedstill.fusion.options import Distillation
+    from fedstill.local.options import Optimizer
+
+    good, bad = net(1), net(2)
+    with torch.no_grad():
+        bad[1].weight[0, 0] = math.nan
+    other = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    gentle = Distillation(steps=5, optimizer=Optimizer(name="sgd", lr=0.1))
+    strategy = FedDF(net(), torch.rand(20, 1, 2, 2), distillation=gentle)
+    arrays, _ = strategy.aggregate_train(1, [reply_of(bad, 2), reply_of(good, 3), reply_of(other, 4)])
+    # one teacher, whose own weights are the average: it has nothing to learn from itself
+    same(dict(arrays.to_torch_state_dict()), dict(good.state_dict()), 1e-6)
+
+
+def test_fedd3a_trusts_the_client_whose_domain_it_is():
+    from fedstill.flower import FedD3A, projection
+
+    def half(which):  # inputs that live in one half of the input space
+        x = torch.zeros(40, 1, 2, 2)
+        x[:, 0, which] = torch.rand(40, 2) + 0.5
+        return x
+
+    sent = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Identity(), torch.nn.Linear(4, 3))
+    strategy = FedD3A(sent, half(0))
+    strategy.sent = dict(sent.state_dict())
+    messages = [
+        strategy._read(reply_of(sent, n, projection=projection(sent, half(which))).content) for n, which in enumerate((0, 1))
+    ]
+    weights = strategy.weights(messages)
+    assert weights.shape == (40, 2)
+    assert (weights[:, 0] > weights[:, 1]).all()
+
+
+def test_a_fedd3a_client_without_a_projection_is_told():
+    from fedstill.flower import FedD3A
+
+    strategy = FedD3A(net(), torch.rand(5, 1, 2, 2))
+    assert strategy.aggregate_train(1, [reply_of(net(1), 2)]) == (None, None)
+
+
+def test_the_app_that_init_writes_is_complete(tmp_path):
+    from fedstill.engine.app import write_app
+
+    folder = write_app(tmp_path / "app", config("fedavg"))
+    with pytest.raises(FedstillError, match="not empty"):
+        write_app(folder, config("fedavg"))
+    found = runpy.run_path(str(folder / "federation" / "server_app.py"))
+    found["app"](LocalGrid(client_app(), shares(0, 1)), context(0, {}, {"out": str(tmp_path / "out"), "nodes": 2}))
+    assert (tmp_path / "out" / "summary.json").exists()
+    assert "app" in runpy.run_path(str(folder / "federation" / "client_app.py"))
