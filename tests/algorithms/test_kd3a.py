@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedstill.algorithm import Round
-from fedstill.algorithms.kd3a import by_batch_statistics, domain_weights, smoothed
+from fedstill.algorithms.kd3a import KD3AOptions, by_batch_statistics, domain_weights, smoothed
 from fedstill.errors import FedstillError
 from fedstill.fusion.distil import mixed
 from fedstill.run.loop import run
@@ -110,6 +110,13 @@ def test_the_switches_of_the_paper_run(tmp_path: Path):
     history = run(tiny("kd3a", epochs=3, **{k: v for k, v in written.items() if v is not None}), tmp_path).history
     assert len(history) == 2
     assert history[-1]["known"] == 1.0  # nothing is below this gate
+
+
+def test_the_forms_of_the_text_are_a_preset():
+    options = KD3AOptions.model_validate({"preset": "paper", "count": "mask"})
+    assert (options.contributions.method, options.contributions.gate.start, options.knowledge) == ("leave-one-out", 0.9, "soft")
+    assert options.count == "mask"  # what is given wins
+    assert KD3AOptions().contributions.method == "shapley"
 
 
 def test_one_architecture_only():
