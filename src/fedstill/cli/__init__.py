@@ -36,13 +36,14 @@ def _options(
 
 
 def _register() -> None:
-    from fedstill.cli import compare, demo, flower, fuse, listing, pack, report, reproduce, run
+    from fedstill.cli import compare, demo, figures, flower, fuse, listing, pack, report, reproduce, run
 
     app.command("demo")(demo.demo)
     app.command("run")(run.run)
     app.command("compare")(compare.compare)
     app.command("reproduce")(reproduce.reproduce)
     app.command("report")(report.report)
+    app.command("figures")(figures.figures)
     app.command("pack")(pack.pack)
     app.command("fuse")(fuse.fuse)
     app.command("algorithms")(listing.algorithms)

@@ -15,7 +15,7 @@ from fedstill.cli.show import console
 
 __all__ = ["demo"]
 
-SYSTEMS = ("fedavg", "fedprox", "moon", "dafkd")
+SYSTEMS = ("fedavg", "fedprox", "moon", "feddf", "fedd3a", "dafkd")
 
 
 def demo(

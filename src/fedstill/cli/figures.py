@@ -1,0 +1,37 @@
+"""``fedstill figures``: teacher weights and feature spaces of finished runs, as PNG files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from fedstill.cli.show import console
+from fedstill.errors import FedstillError
+
+__all__ = ["figures"]
+
+
+def figures(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold them.")],
+    out: Annotated[Path, typer.Option(help="Where the files go.")] = Path("figures"),
+    method: Annotated[str, typer.Option(help="How features become two numbers: tsne or pca.")] = "tsne",
+    classes: Annotated[int, typer.Option(min=1, help="Only the first so many classes.")] = 4,
+    samples: Annotated[int, typer.Option(min=2, help="Test samples of each domain.")] = 200,
+) -> None:
+    """Draw FedD3A's figures: a heat map of teacher weights over all runs, and each run's features by domain and class."""
+    from fedstill.report.figures import draw_features, draw_weights, teacher_weights
+    from fedstill.report.runs import find_runs, load_runs
+
+    if method not in ("tsne", "pca"):
+        raise FedstillError(f"--method is tsne or pca, not '{method}'")
+    chosen: Literal["tsne", "pca"] = method  # type: ignore[assignment]
+    found = find_runs(folders)
+    weights = teacher_weights(load_runs(folders))
+    if weights:
+        console.print(f"written: {draw_weights(weights, out / 'weights.png')}", soft_wrap=True)
+    for number, folder in enumerate(found):
+        name = "features.png" if len(found) == 1 else f"features-{number}-{folder.parent.name}-{folder.name}.png"
+        path = draw_features(folder, out / name, method=chosen, classes=classes, samples=samples)
+        console.print(f"written: {path}", soft_wrap=True)
