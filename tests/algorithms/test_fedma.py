@@ -116,6 +116,8 @@ def test_a_layer_of_the_wrong_size_and_a_client_that_missed_one_are_left_out():
     server = algorithm.start()
     wrong = Message.of(layer={"weight": torch.zeros(16, 63), "bias": torch.zeros(16)}, samples=3)
     assert "should have shape (16, 64)" in str(algorithm.screen(server, "optdigits-0", wrong))
+    negative = Message.of(counts={"labels": torch.tensor([-1] * 10)}, samples=3)
+    assert "wrong counts" in str(algorithm.screen(server, "optdigits-0", negative))
     rows = [torch.randn(16, 64, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     replies = [reply(f"optdigits-{i}", layer={"weight": w, "bias": torch.zeros(16)}) for i, w in enumerate(rows)]
     server = algorithm.fuse(server, replies, Round(1, 3, 0, "body.0"))
@@ -139,7 +141,7 @@ def test_rounds_that_end_within_a_cycle_warn(tmp_path):
 
 def test_several_architectures_are_refused():
     with pytest.raises(FedstillError, match="one architecture"):
-        create(Task(config(model={"clients": ["mlp", "lenet"]}))).start()
+        create(Task(config(model={"clients": ["mlp", "lenet"]})))
 
 
 def test_feddf_may_start_its_student_from_the_matched_average(tmp_path):

@@ -13,7 +13,6 @@ two ends of a cycle the accuracy is that of the last whole network.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -38,7 +37,8 @@ from fedstill.local.fit import fit, learning_rate
 from fedstill.local.reports import make_report
 from fedstill.message import Message, State, clone
 from fedstill.models.network import Network
-from fedstill.options import Positive
+from fedstill.options import Part, Positive
+from fedstill.task import Task
 
 __all__ = ["FedMA", "FedMAOptions"]
 
@@ -61,17 +61,12 @@ class FedMA(Algorithm):
     parts = {"report": "label counts", "merge": "matched, a layer a round"}
     Options = FedMAOptions
 
-    @cached_property
-    def prototype(self) -> str:
-        """The one architecture of all clients."""
-        if len(self.task.prototypes) > 1:
-            raise FedstillError(f"fedma matches clients of one architecture; these have {', '.join(self.task.prototypes)}")
-        return self.task.prototypes[0]
-
-    @cached_property
-    def layers(self) -> list[str]:
-        """The layers with weights, from input to output; a network that cannot be matched is refused here."""
-        return layers_of(self.task.network(self.prototype))
+    def __init__(self, task: Task, options: Part | None = None):
+        super().__init__(task, options)
+        if len(task.prototypes) > 1:
+            raise FedstillError(f"fedma matches clients of one architecture; these have {', '.join(task.prototypes)}")
+        self.prototype = task.prototypes[0]
+        self.layers = layers_of(task.network(self.prototype))  # a network that cannot be matched is refused here
 
     # -- the protocol: one layer a round, named as the phase; the same clients for a cycle -------------------------------------
 
@@ -155,7 +150,11 @@ class FedMA(Algorithm):
     # -- the server ---------------------------------------------------------------------------------------------------------
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
-        """A layer must be as wide as the client's own network, and have the matched layer's neurons as inputs."""
+        """A layer must be as wide as the client's own network, and have the matched layer's neurons as inputs; counts must be
+        counts."""
+        labels = message.group("counts").get("labels")
+        if labels is not None and (labels.shape != (len(self.task.classes),) or bool((labels < 0).any())):
+            return f"wrong counts: {len(self.task.classes)} numbers of samples are expected"
         if self.options.form == "one-shot":
             return None
         matched = server.parts.get("matched", {})
