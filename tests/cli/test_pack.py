@@ -154,11 +154,11 @@ def test_rounds_by_files(cli, tmp_path: Path, site: Path) -> None:
     assert facts["figures"][-1]["mean"] > 0.9
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "projection", "vote", "median", "random", "examples"])
+@pytest.mark.parametrize("weighting", ["uniform", "projection", "discriminator", "vote", "median", "random", "examples"])
 def test_weightings(cli, tmp_path: Path, site: Path, weighting: str) -> None:
     for seed, name in enumerate("ab"):
         words = ("--model", "mlp", "--data", site, "--epochs", 1, "--lr", "0.1", "--seed", seed, "--out", f"{name}.fed")
-        assert cli("pack", *words)[0] == 0
+        assert cli("pack", *words, "--describe", "projection,discriminator")[0] == 0
     words = ("--unlabelled", site, "--steps", 2, "--weighting", weighting)
     status, out, err = cli("fuse", "a.fed", "b.fed", *words)
     assert status == 0, err

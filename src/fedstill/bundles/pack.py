@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedstill.bundles.bundle import About, Architecture, Bundle, Subspace, write_bundle
+from fedstill.bundles.discriminator import DISTORTIONS, discriminator_for, distorted
 from fedstill.bundles.folder import FusedFolder, read_fused
 from fedstill.bundles.images import Images, load_images, relabelled
 from fedstill.bundles.programs import Program, open_program, program_kind
@@ -28,7 +29,7 @@ from fedstill.streams import stream
 
 __all__ = ["DESCRIPTIONS", "Packed", "pack"]
 
-DESCRIPTIONS = ("projection",)
+DESCRIPTIONS = ("projection", "discriminator")
 LR = 0.01
 
 
@@ -64,6 +65,7 @@ def pack(
     counts: bool = True,
     describe: Sequence[str] = ("projection",),
     reference: str | None = None,
+    against: str | Path | None = None,
     epochs: int = 0,
     lr: float = LR,
     batch_size: int = 64,
@@ -74,7 +76,9 @@ def pack(
     The network is ``model`` (a name for :func:`fedstill.models.build`) with ``weights``, or a ``program`` (TorchScript or
     ``torch.export``), or goes on from the fused folder ``base``. ``epochs`` of training on the labelled ``data`` come first where
     they are asked for; a model without weights needs some. Without ``data``, ``classes`` and ``image_size`` say what the network
-    knows and takes. ``counts=False`` leaves out how many samples there are.
+    knows and takes. ``counts=False`` leaves out how many samples there are. ``describe`` is what the bundle tells of the domain:
+    a "projection" (FedD3A) under the ``reference`` backbone, a "discriminator" (DaFKD) that learns to tell the site's images from
+    those of ``against``, or nothing.
 
     >>> import tempfile
     >>> packed = pack(Path(tempfile.mkdtemp()) / "a.fed", model="mlp", data="embedded:optdigits", epochs=1, lr=0.1)
@@ -105,7 +109,8 @@ def pack(
             fit(network, samples, local, rng=stream(seed, "pack", "fit"))
         parts = {"model": network.state_dict()}
     if images is not None:
-        about, more = _described(about, images, describe, reference or (str(base) if base is not None else DEFAULT), seed)
+        spec = reference or (str(base) if base is not None else DEFAULT)
+        about, more = _described(about, network, images, describe, spec, against, seed)
         parts = {**parts, **more}
         if counts:
             labels = samples.counts(len(about.classes)).tolist() if samples is not None else None
@@ -202,7 +207,13 @@ def _program(path: Path, about: About, epochs: int) -> tuple[About, dict[str, St
 
 
 def _described(
-    about: About, images: Images, describe: Sequence[str], reference: str, seed: int
+    about: About,
+    network: Network,
+    images: Images,
+    describe: Sequence[str],
+    reference: str,
+    against: str | Path | None,
+    seed: int,
 ) -> tuple[About, dict[str, State]]:
     parts: dict[str, State] = {}
     update: dict[str, Subspace | str | None] = {"subspace": None, "discriminator": None}
@@ -211,4 +222,14 @@ def _described(
         order = torch.randperm(len(images.samples), generator=stream(seed, "pack", "projection"))
         parts["projection"] = subspace(apply(backbone.features, backbone, images.samples.take(order)), Projection())
         update["subspace"] = reference_id(reference, backbone)
+    if "discriminator" in describe:
+        if against is not None:
+            channels, height, _ = about.shape
+            others, told = load_images(against, image_size=height, channels=channels, seed=seed), "images of "
+            parts["discriminator"] = discriminator_for(network, images.samples, others.samples)
+            update["discriminator"] = told + others.name
+        else:
+            distortions = distorted(images.samples, stream(seed, "pack", "discriminator"))
+            parts["discriminator"] = discriminator_for(network, images.samples, distortions)
+            update["discriminator"] = DISTORTIONS
     return about.model_copy(update=update), parts

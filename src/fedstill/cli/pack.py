@@ -41,6 +41,7 @@ def pack(
     reference: Annotated[
         str | None, typer.Option(help="The backbone of the projection, the same at all sites: a model, MODEL=FILE, a bundle.")
     ] = None,
+    against: Annotated[str | None, typer.Option(help="Images that are not the site's, for the discriminator.")] = None,
     epochs: Annotated[int | None, typer.Option(min=0, help="Train first, on the labelled data (1 with --from).")] = None,
     lr: Annotated[float, typer.Option(help="The rate of that training.")] = LR,
     batch_size: Annotated[int, typer.Option(min=1, help="Its batches.")] = 64,
@@ -71,6 +72,7 @@ def pack(
         counts=counts,
         describe=[part.strip() for part in describe.split(",") if part.strip() not in ("", "none")],
         reference=reference,
+        against=against,
         epochs=epochs if epochs is not None else int(base is not None),
         lr=lr,
         batch_size=batch_size,
