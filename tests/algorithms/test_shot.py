@@ -88,6 +88,20 @@ def test_rounds_are_source_training_then_adaptation():
     assert algorithm.instruct(server, "mnist-0", Round(2, 5, 0, "source")).tensors == {}  # sources never hear of each other
 
 
+def test_a_source_sends_the_best_of_its_rounds_on_held_out_data():
+    algorithm = algorithm_of(tiny("shot", rounds=2))
+    client = algorithm.task.client("mnist-0", 1)
+    message = algorithm.instruct(algorithm.start(), "mnist-0", Round(1, 2, 0, "source"))
+    reply = algorithm.train(message, client, "source")
+    assert reply.values["samples"] == 86  # a tenth of 96 is held out
+    best = {name: tensor + 1 for name, tensor in reply.group("model").items()}
+    later = algorithm.task.client("mnist-0", 2, client.memory.with_parts(best=best, score=2.0))
+    assert torch.equal(algorithm.train(message, later, "source").group("model")["head.bias"], best["head.bias"])
+    assert not torch.equal(
+        later.memory.group("model")["head.bias"], best["head.bias"]
+    )  # training goes on from the last, not the best
+
+
 def test_the_merged_variant_adapts_the_average(tmp_path: Path):
     done = run(tiny("shot", multi="merged", **SMALL), tmp_path)
     assert not done.server.parts

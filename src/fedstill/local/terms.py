@@ -35,7 +35,7 @@ def proximal(anchor: State, mu: float) -> Term:
 
 
 def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Sequence[Tensor], temperature: float) -> Tensor:
-    """MOON's model-contrastive loss, also KDCL's Eq. 1: near the global model's features, away from the previous local ones.
+    """MOON's model-contrastive loss, also KDCL's Eq. 5: near the global model's features, away from the previous local ones.
 
     ``-log( exp(sim(z, z_glob)/t) / (exp(sim(z, z_glob)/t) + sum_prev exp(sim(z, z_prev)/t)) )``, mean over the batch.
 
