@@ -54,6 +54,7 @@ except ImportError as error:
 
 __all__ = ["QUIET", "Flower", "client_app", "from_records", "run_simulation", "server_app", "to_records"]
 
+SILENT = "no reply within"
 POLL = 0.25  # seconds between two looks for replies
 log = logging.getLogger("flwr")
 
@@ -125,7 +126,7 @@ class Flower:
         """Wait until ``wanted`` nodes have said who they are; after ``patience`` seconds, go on with those that have."""
         deadline = time.monotonic() + patience
         while True:
-            self._ask(set(self.grid.get_node_ids()), max(1.0, deadline - time.monotonic()))
+            self._ask(set(self.grid.get_node_ids()), max(1.0, deadline - time.monotonic()), again=True)
             if len(self.nodes) >= wanted or time.monotonic() >= deadline:
                 break
             time.sleep(POLL)
@@ -140,8 +141,8 @@ class Flower:
         if len(self.nodes) < wanted:
             log.warning("%d of %d nodes after %g s: going on with them", len(self.nodes), wanted, patience)
 
-    def _ask(self, online: set[int], timeout: float) -> None:
-        """Ask nodes that are new who they are."""
+    def _ask(self, online: set[int], timeout: float, again: bool = False) -> None:
+        """Ask nodes that are new who they are; with ``again``, those that do not answer may be asked once more."""
         strangers = online - set(self.asked)
         text = json.dumps(self.config.model_dump(mode="json", exclude_none=True))
         sent = {node: fl.RecordDict({"fedstill": fl.ConfigRecord({"config": text})}) for node in strangers}
@@ -152,7 +153,8 @@ class Flower:
                     reason = str(about["error"]) if "error" in about else self._welcome(node, Site.from_json(str(about["site"])))
                 except (FedstillError, KeyError, AttributeError) as error:
                     reason = reason_of(error)
-            self.asked[node] = reason
+            if not (again and reason is not None and reason.startswith(SILENT)):
+                self.asked[node] = reason
 
     def _welcome(self, node: int, site: Site) -> str | None:
         known = self.sites.get(site.client)
@@ -186,7 +188,7 @@ class Flower:
         task = self.algorithm.task
         timeout = task.config.clients.timeout
         online = set(self.grid.get_node_ids())
-        self._ask(online, timeout or 120.0)  # a node that was restarted comes back as another
+        self._ask(online, min(timeout or 30.0, 30.0))  # a node that was restarted comes back as another
         judged = not task.tests and (phase == EVALUATE or phase == self.algorithm.phases(round)[0])
         sent: dict[int, fl.RecordDict] = {}
         clients: dict[int, str] = {}
@@ -251,7 +253,7 @@ class Flower:
             if waiting:
                 time.sleep(POLL)
         for node in waiting.values():
-            yield node, None, f"no reply within {timeout:g} s"
+            yield node, None, f"{SILENT} {timeout:g} s"
 
     def close(self) -> None:
         """Remove scratch files; the nodes and the SuperLink are not ours to stop."""

@@ -42,9 +42,7 @@ class TextPart(Part):
 class Data(Part):
     """Domains in, tensors out."""
 
-    # a built-in name, a Hub name, or a folder or parquet file; empty where a federation's nodes bring their own data and
-    # the server has none to test on
-    domains: list[str]
+    domains: list[str]  # built-in names, Hub names, folders or Parquet files; [] where a federation's nodes bring their own data
     root: str | None = None  # looked up here first
     server: str | list[str] | None = None  # images of these, without labels, are the distillation pool
     target: str | None = None  # unlabelled target domain: the pool, and the only domain tested
