@@ -1,0 +1,29 @@
+"""FedDF whose clients misbehave in round 2, each as its number says. Imported by the nodes of a test federation."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from fedstill.algorithms.feddf import FedDF
+from fedstill.message import Message
+
+
+class Trouble(FedDF):
+    """One client hangs, one sends NaN, one wrong shapes."""
+
+    name = "trouble"
+
+    def train(self, message: Message, client: Any, phase: str = "train") -> Message:
+        reply = super().train(message, client, phase)
+        if client.round != 2:
+            return reply
+        if client.id == "optdigits-0":
+            time.sleep(600)
+        if client.id == "optdigits-1":
+            return reply.with_parts(model={n: t * torch.nan for n, t in reply.group("model").items()})
+        if client.id == "rotated-0":
+            return reply.with_parts(model={n: t.new_zeros(1, 2, 3) for n, t in reply.group("model").items()})
+        return reply
