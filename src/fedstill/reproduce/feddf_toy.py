@@ -1,7 +1,7 @@
 """FedDF's Figure 1: three classes in the plane, two clients, and what averaging and distilling make of their models.
 
 The paper gives no coordinates, so these are ours: each class has two neighbouring clouds on a circle, of which each client sees
-one. The rest is the paper's: a 3-layer MLP, 60 distillation points uniform in (-3, 3), probabilities drawn as red, green and blue.
+one. The rest is the paper's: a 3-layer MLP, 60 distillation points uniform in (-3, 3), probabilities drawn as colours.
 """
 
 from __future__ import annotations
