@@ -111,6 +111,7 @@ def draw_panels(toy: Toy, path: Path) -> None:
     seen = [*toy.data, everything, everything, everything]
     colours = ("#a00000", "#007000", "#0000a0")
     for axis, (name, spoken), data in zip(figure.subplots(1, 5), toy.panels.items(), seen, strict=True):
+        assert data.y is not None
         image = spoken.reshape(PIXELS, PIXELS, 3).clamp(0, 1).numpy()
         axis.imshow(image, origin="lower", extent=(-SIDE, SIDE, -SIDE, SIDE), interpolation="bilinear")
         axis.scatter(*data.x.T.numpy(), s=8, c=[colours[int(y)] for y in data.y], edgecolors="white", linewidths=0.4)
