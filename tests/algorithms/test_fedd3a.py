@@ -175,6 +175,7 @@ def test_personal_runs_resume_exactly(tiny, tmp_path):
         assert path.read_bytes() == other.read_bytes()
     assert (tmp_path / "whole" / "model.safetensors").exists()
     assert len(whole.history) == 2
+    assert whole.history[-1]["personal_accuracy"].keys() == whole.task.clients.keys()
 
 
 def test_terms_about_the_global_weights_need_the_servers_own_structure(tiny):

@@ -21,7 +21,7 @@ from fedstill.fusion.merge import MergeName, make_merge
 from fedstill.fusion.options import Distillation, Source
 from fedstill.fusion.source import draw
 from fedstill.fusion.teacher import Teacher, teachers_of
-from fedstill.fusion.transfer import transfer
+from fedstill.fusion.transfer import note_personal, transfer
 from fedstill.fusion.weighting import Scene, Weighting, make_weighting, options_kind, report_of
 from fedstill.fusion.worst import DropWorst, drop_worst
 from fedstill.local.fit import Term
@@ -156,6 +156,8 @@ class FedDF(Algorithm):
         """Average each prototype over its own clients, then distil every one from all of them."""
         if self.options.drop_worst is not None:
             replies = drop_worst(self.task, replies, self.options.drop_worst, round)
+        if self.personal:
+            note_personal(self.task, replies, round)
         merged = self.merge(server, replies, round)
         teachers = self.teachers(server, replies, round)
         samples = self.draw(server, round)

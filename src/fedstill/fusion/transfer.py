@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedstill.algorithm import Round, Scores
+from fedstill.algorithm import Reply, Round, Scores
 from fedstill.data.samples import Samples
 from fedstill.errors import FedstillError
 from fedstill.fusion.distil import distil
@@ -150,6 +150,20 @@ def note_merged(task: Task, models: Mapping[str, State], round: Round) -> bool:
     spent = time.perf_counter() - clock
     round.note(merged_accuracy=merged.mean, evaluate_seconds=round.notes.get("evaluate_seconds", 0.0) + spent)
     return True
+
+
+def note_personal(task: Task, replies: Sequence[Reply], round: Round) -> None:
+    """Note how well each client's own model does on its own domain's test set (``personal_accuracy``)."""
+    evaluation = task.config.evaluation
+    if round.number % evaluation.every and round.number != round.total:
+        return
+    clock = time.perf_counter()
+    round.note(
+        personal_accuracy={
+            r.client: accuracy(task.load(r.prototype, r.model, role="teacher"), task.domains[r.domain].test) for r in replies
+        }
+    )
+    round.note(evaluate_seconds=round.notes.get("evaluate_seconds", 0.0) + time.perf_counter() - clock)
 
 
 def note_weights(task: Task, teachers: Sequence[Teacher], table: Table, samples: Samples, round: Round) -> None:
