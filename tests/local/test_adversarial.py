@@ -92,7 +92,6 @@ def test_eq9_is_the_sum_of_both_losses():
     batch.rng.set_state(state)
     with torch.no_grad():
         made, _ = game.generator.sample(6, batch.rng)
-        network.eval()  # generated samples are normalised as the server will
         fake = discriminator.head(network.features(made)).squeeze(1)
     real = discriminator.head(batch.features).squeeze(1)
     expected = torch.nn.functional.cross_entropy(batch.logits, batch.y) + adversarial_loss(real, fake)
@@ -124,7 +123,7 @@ def test_generated_batches_leave_the_statistics_alone_unless_told(policy, change
     game.term(batch)
     assert (not torch.equal(before, network.body[2].running_mean)) == changes
     assert network.body[2].training
-    assert network.body[2].momentum == 0.1
+    assert network.body[2].track_running_stats
 
 
 def test_the_game_stops_when_its_options_say():

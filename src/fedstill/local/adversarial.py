@@ -49,9 +49,10 @@ class Adversarial(Part):
     rounds: Positive | None = None  # rounds in which the discriminator learns; all
     generator_rounds: Positive | None = None  # rounds in which the generator learns; all
     epochs: Positive | None = None  # epochs of a round in which they play; all
-    # BatchNorm when generated samples pass the shared layers: "running" normalises them as the server will, by the
-    # statistics of real data; "batch" by their own, leaving the running ones alone; "updated" as any training batch
-    generated_norm: Literal["running", "batch", "updated"] = "running"
+    # BatchNorm when generated samples pass the shared layers: "batch" normalises them by their own statistics and leaves the
+    # running ones, the classifier's, alone; "updated" does as with any batch; "running" by the running ones, which is what the
+    # server will do and yet trains least stably (docs/dafkd.md)
+    generated_norm: Literal["batch", "updated", "running"] = "batch"
 
 
 def adversarial_loss(real: Tensor, generated: Tensor) -> Tensor:
@@ -201,18 +202,18 @@ class Game:
 def generated_statistics(network: nn.Module, policy: str) -> Iterator[None]:
     """BatchNorm as :attr:`Adversarial.generated_norm` says, while generated samples pass."""
     layers = [module for module in network.modules() if isinstance(module, BatchNorm)]
-    kept = [(layer, layer.training, layer.momentum) for layer in layers]
+    kept = [(layer, layer.training, layer.track_running_stats) for layer in layers]
     if policy == "running":
         freeze_statistics(network)
     elif policy == "batch":
         for layer in layers:
-            layer.momentum = 0.0
+            layer.track_running_stats = False
     try:
         yield
     finally:
-        for layer, training, momentum in kept:
+        for layer, training, tracking in kept:
             layer.train(training)
-            layer.momentum = momentum
+            layer.track_running_stats = tracking
 
 
 @report("discriminator", after=True)
