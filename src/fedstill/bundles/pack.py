@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedstill.bundles.bundle import About, Architecture, Bundle, Subspace, write_bundle
-from fedstill.bundles.discriminator import DISTORTIONS, discriminator_for, distorted
 from fedstill.bundles.folder import FusedFolder, read_fused
 from fedstill.bundles.images import Images, load_images, relabelled
 from fedstill.bundles.programs import Program, open_program, program_kind
@@ -20,6 +19,7 @@ from fedstill.data.samples import Samples
 from fedstill.errors import FedstillError, unknown
 from fedstill.fusion.predict import accuracy, apply
 from fedstill.local.fit import fit
+from fedstill.local.likeness import DISTORTIONS, discriminator_for, distorted
 from fedstill.local.options import Local, Optimizer
 from fedstill.local.projection import Projection, subspace
 from fedstill.message import State

@@ -16,14 +16,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstill.algorithm import Client
-from fedstill.data.samples import Samples
 from fedstill.fusion.norm import BatchNorm, freeze_statistics
-from fedstill.fusion.predict import apply
 from fedstill.local.fit import Batch, optimiser
 from fedstill.local.options import Optimizer
-from fedstill.local.reports import report
-from fedstill.message import Message, State, clone
+from fedstill.message import State, clone
 from fedstill.models.generator import Generator
 from fedstill.models.network import Network
 from fedstill.options import Part, Positive
@@ -214,28 +210,3 @@ def generated_statistics(network: nn.Module, policy: str) -> Iterator[None]:
         for layer, training, tracking in kept:
             layer.train(training)
             layer.track_running_stats = tracking
-
-
-@report("discriminator", after=True)
-def noise_discriminator(message: Message, client: Client, options: Mapping[str, Any]) -> State:
-    """A discriminator for systems without a generator: logistic regression on the trained network's features, the client's
-    data against images of uniform noise. Coarser than DaFKD's own, whose opponent learns."""
-    network = client.network
-    data = client.data
-    rng = client.rng("discriminator")
-    noise = Samples(torch.randint(0, 256, data.x.shape, generator=rng, dtype=torch.uint8))
-    real, other = (apply(network.features, network, samples) for samples in (data, noise))
-    discriminator = Discriminator(network)
-    head = discriminator.head
-    with torch.enable_grad():
-        solver = torch.optim.LBFGS(head.parameters(), max_iter=int(options.get("iterations", 30)))
-
-        def closure() -> Tensor:
-            solver.zero_grad()
-            ridge = float(options.get("ridge", 1e-2)) * head.weight.square().sum()
-            loss = adversarial_loss(head(real).squeeze(1), head(other).squeeze(1)) + ridge
-            loss.backward()
-            return loss
-
-        solver.step(closure)
-    return discriminator.state()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+import fedstill.local.likeness  # noqa: F401 (registers the report for systems that train no discriminator of their own)
 from fedstill.fusion.weighting import Scene, Scored, register
 from fedstill.local.adversarial import Discriminator
 from fedstill.models.network import Network

@@ -1,18 +1,24 @@
-"""A small discriminator for a bundle: one linear layer on the site's own network that says how much an image is like the site's.
+"""A discriminator without a generator: one linear layer on a site's own network that says how much an image is like the site's.
 
 DaFKD's discriminator (Eq. 2) learns against a generator that all clients train together. A site that hands over a file has none,
-so it learns against images that are not the site's: public ones, or distortions of its own.
+nor has a client of FedDF; theirs learns against images that are not the site's: public ones, or distortions of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from fedstill.algorithm import Client
 from fedstill.data.samples import Samples
+from fedstill.errors import FedstillError
 from fedstill.fusion.predict import apply
 from fedstill.local.adversarial import adversarial_loss
-from fedstill.message import State
+from fedstill.local.reports import report
+from fedstill.message import Message, State
 from fedstill.models.network import Network
 
 __all__ = ["DISTORTIONS", "discriminator_for", "distorted"]
@@ -65,3 +71,11 @@ def discriminator_for(network: Network, own: Samples, others: Samples) -> State:
         scaled = weight / spread
         shifted = bias - scaled @ centre
     return {"head.weight": scaled[None].float(), "head.bias": shifted[None].float()}
+
+
+@report("discriminator", after=True)
+def reported_discriminator(message: Message, client: Client, options: Mapping[str, Any]) -> State:
+    """A discriminator on the network just trained, against distortions of the client's own images."""
+    if client.data.x.ndim != 4:
+        raise FedstillError("a discriminator learns against distorted images; this task's inputs are not images")
+    return discriminator_for(client.network, client.data, distorted(client.data, client.rng("discriminator")))
