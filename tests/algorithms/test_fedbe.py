@@ -9,6 +9,7 @@ from fedstill.algorithm import Reply, Round
 from fedstill.algorithms import create
 from fedstill.fusion.norm import buffer_names
 from fedstill.message import Message
+from fedstill.run.config import from_toml, to_toml
 from fedstill.run.loop import run
 from fedstill.task import Task
 
@@ -70,3 +71,12 @@ def test_a_run_keeps_the_papers_other_values(tiny, tmp_path):
     assert set(line["weights"]) == {"optdigits-0", "mnist-0", "average", "sample0", "sample1"}
     distillation = result.task.config.algorithm["distillation"]
     assert (distillation["sharpen"], distillation["optimizer"]["lr"], distillation["epochs"]) == (0.5, 1e-3, 1)
+
+
+def test_swag_brings_its_own_student_and_survives_config_toml(tiny):
+    config = tiny(data={"holdout": 0.3}, algorithm={"name": "fedbe", "posterior": "swag"})
+    again = from_toml(to_toml(config))
+    for options in (create(Task(config)).options, create(Task(again)).options):
+        student = options.distillation
+        assert (student.steps, student.epochs, student.sharpen, student.averaging.start) == (250, None, None, 0)
+        assert options.ensemble == "logits"

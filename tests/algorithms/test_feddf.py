@@ -100,6 +100,14 @@ def test_without_a_pool_it_says_so(tiny):
         create(Task(tiny(algorithm={"name": "feddf"})))
 
 
+def test_authors_code_is_a_preset_that_what_is_given_wins_over(tiny):
+    tree = {"name": "feddf", "preset": "authors-code", "distillation": {"steps": 7, "fresh": False}}
+    options = create(Task(tiny(data={"holdout": 0.3}, algorithm=tree))).options
+    assert (options.merge, options.distillation.student_norm, options.distillation.batch_size) == ("uniform", "train", 64)
+    assert (options.distillation.steps, options.distillation.fresh, options.distillation.augment.crop) == (7, False, 4)
+    assert create(Task(tiny(data={"holdout": 0.3}, algorithm={"name": "feddf"}))).options.distillation.student_norm == "frozen"
+
+
 # -- low-bit clients (Table 4) ----------------------------------------------------------------------------------------------
 
 

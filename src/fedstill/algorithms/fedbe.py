@@ -8,9 +8,9 @@ Table 7 calls SWAG.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -57,6 +57,22 @@ class FedBEOptions(FedDFOptions):
         clip=None,
         averaging=Averaging(start=500, every=25),
     )
+
+    @classmethod
+    def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """SWAG's own student and ensemble."""
+        return {"distillation": SWAG_STUDENT, "ensemble": "logits"} if given.get("posterior") == "swag" else {}
+
+
+# the student of the SWAG variant in FedDF's code (its Table 7), which the posterior brings with it
+SWAG_STUDENT: Mapping[str, Any] = {
+    "epochs": None,
+    "steps": 250,
+    "sharpen": None,
+    "reduction": "batchmean",
+    "optimizer": {"name": "sgd", "lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
+    "averaging": {"start": 0, "every": 25},
+}
 
 
 class FedBE(FedDF):

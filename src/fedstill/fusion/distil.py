@@ -105,7 +105,7 @@ def distil(
             weight=weight,
         )
         loss.backward()
-        if options.clip is not None:
+        if options.clip:
             nn.utils.clip_grad_norm_(parameters, options.clip)
         optimizer.step()
         if schedule is not None:

@@ -44,8 +44,9 @@ class Distillation(Part):
     batch_size: Positive = 128
     optimizer: Optimizer = Optimizer(name="adam", lr=1e-3)
     schedule: Literal["cosine", "constant"] = "cosine"  # over the steps, to zero
-    clip: Annotated[float, Field(gt=0)] | None = 5.0
-    patience: Positive | None = 1000  # steps without a better validation accuracy, where there is validation data
+    clip: Annotated[float, Field(ge=0)] | None = 5.0  # the gradient's norm, as in FedDF's code; 0 does not clip
+    # steps without a better validation accuracy, where there is validation data; 0 takes all steps and keeps the last
+    patience: Annotated[int, Field(ge=0)] | None = 1000
     check_every: Positive = 100
     student_norm: Literal["train", "frozen", "recalibrate"] = "frozen"  # BatchNorm statistics while distilling
     keep_if_worse: Literal["student", "merged"] = "student"  # which model stays where validation says distilling hurt
