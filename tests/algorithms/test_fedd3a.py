@@ -99,6 +99,20 @@ def test_a_mistake_in_the_options_is_one_line(tiny):
         create(Task(config))
 
 
+def test_a_reply_without_a_usable_matrix_is_dropped_with_the_reason(tiny):
+    algorithm = create(Task(fedd3a(tiny)))
+    server = algorithm.start()
+    good = Message.of(model=algorithm.task.initial("mlp"), samples=1)
+    assert algorithm.screen(server, "mnist-0", good) == "no 'projection' in the reply"
+    narrow = good.with_parts(projection={"matrix": torch.zeros(3, 3)})
+    assert "is (3, 3), expected (16, 16)" in str(algorithm.screen(server, "mnist-0", narrow))
+    other = good.with_parts(projection={"what": torch.zeros(16, 16)})
+    assert algorithm.screen(server, "mnist-0", other) == "not a projection: what"
+    half = good.with_parts(projection={"vectors": torch.zeros(16, 4), "values": torch.zeros(3)})
+    assert "expected (16, 3)" in str(algorithm.screen(server, "mnist-0", half))
+    assert algorithm.screen(server, "mnist-0", good.with_parts(projection={"matrix": torch.zeros(16, 16)})) is None
+
+
 def test_the_pool_may_be_a_clients_own_domain(tiny, tmp_path):
     result = run(fedd3a(tiny, data={"server": "embedded:mnist"}, rounds=1), tmp_path)
     assert list(result.history[0]["weights_by_domain"]) == ["mnist"]

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedstill.data.samples import Samples
 from fedstill.errors import FedstillError
 from fedstill.fusion.weighting import Scene, make_weighting, report_of, weightings
 from fedstill.fusion.weightings.projection import STACK, one_hot_weights, proximity, soft_weights
@@ -136,4 +137,4 @@ def test_the_members_are_in_the_common_set():
 
 def test_without_a_backbone_there_are_no_projection_weights():
     with pytest.raises(FedstillError, match="extracted their features"):
-        make_weighting("soft", Scene((), torch.Generator()))
+        make_weighting("soft", Scene((), torch.Generator())).weights(Samples(torch.zeros(1, 4)))

@@ -61,14 +61,14 @@ class FedD3A(FedDF):
         """Algorithm 1, the server's part; the matrices' bytes go into the history."""
         if self.report:
             sent, whole, models = (sum(column) for column in zip(*map(self._bytes, replies), strict=True))
-            round.note(projection={"bytes": sent, "of_model": round_to(sent / models), "saved": whole - sent})
+            round.note(projection={"bytes": sent, "of_model": float(f"{sent / models:.4g}"), "saved": whole - sent})
         return super().fuse(server, replies, round)
 
     def _bytes(self, reply: Reply) -> tuple[int, int, int]:
         """Of one reply: the report's bytes, those of the whole d x d matrix, and the model's."""
         part = reply.part(str(self.report))
         d = next(iter(part.values())).shape[0]
-        size = [sum(t.numel() * t.element_size() for t in group.values()) for group in (part, reply.model)]
+        size = [sum(t.numel() * t.element_size() for t in group.values()) for group in (part, reply.part("model"))]
         return size[0], d * d * 4, size[1]
 
     def distillation(self, round: Round) -> Distillation:
@@ -76,8 +76,3 @@ class FedD3A(FedDF):
         options = super().distillation(round)
         rate = learning_rate(options.optimizer.lr, self.options.rate, round.number, round.total)
         return options.model_copy(update={"optimizer": options.optimizer.model_copy(update={"lr": rate})})
-
-
-def round_to(share: float) -> float:
-    """Four significant digits are enough for a note."""
-    return float(f"{share:.4g}")

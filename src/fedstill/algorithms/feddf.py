@@ -22,7 +22,7 @@ from fedstill.fusion.options import Distillation, Source
 from fedstill.fusion.source import draw
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.transfer import note_personal, transfer
-from fedstill.fusion.weighting import Scene, Weighting, make_weighting, options_kind, report_of
+from fedstill.fusion.weighting import Scene, Weighting, fault_of, make_weighting, options_kind, report_of
 from fedstill.fusion.worst import DropWorst, drop_worst
 from fedstill.local.fit import Term
 from fedstill.local.reports import after_training, make_report
@@ -167,6 +167,13 @@ class FedDF(Algorithm):
         if self.report is None or after_training(self.report) != late:
             return {}
         return {self.report: make_report(self.report, message, client, self.settings)}
+
+    def screen(self, server: Server, client: str, message: Message) -> str | None:
+        """A reply without a usable report is dropped."""
+        if self.report is None:
+            return None
+        backbone = self.task.student if self.personal else self.task.clients[client].prototype
+        return fault_of(self.options.weighting, message.group(self.report), self.task.network(backbone).feature_dim)
 
     # -- the server (Algorithm 1, lines 6 to 10; Algorithm 3) ----------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from fedstill.algorithm import Reply, Server
 from fedstill.data.samples import Samples
 from fedstill.errors import FedstillError, unknown
 from fedstill.fusion.teacher import Teacher
+from fedstill.message import State
 from fedstill.models.network import Network
 from fedstill.options import Part
 
@@ -33,6 +34,7 @@ __all__ = [
     "Scored",
     "Voting",
     "Weighting",
+    "fault_of",
     "make_weighting",
     "options_kind",
     "register",
@@ -102,17 +104,28 @@ class _Kind:
     report: str | None
     summary: str
     options: type[Part] | None
+    fault: Callable[[State, int], str | None] | None
 
 
 _KINDS: dict[str, _Kind] = {}
 
 
-def register(name: str, *, report: str | None = None, summary: str = "", options: type[Part] | None = None) -> Callable:
-    """Add a weighting to the common set; ``report`` names the group of tensors that clients must send for it, ``options`` what
-    ``weighting_options`` may hold (checked before the run starts)."""
+def register(
+    name: str,
+    *,
+    report: str | None = None,
+    summary: str = "",
+    options: type[Part] | None = None,
+    fault: Callable[[State, int], str | None] | None = None,
+) -> Callable:
+    """Add a weighting to the common set.
+
+    ``report`` names the group of tensors that clients must send for it, ``options`` what ``weighting_options`` may hold (checked
+    before the run starts), ``fault`` says what is wrong with a report, given the width of the features, before it is used.
+    """
 
     def add(make: Callable[[Scene], Weighting]) -> Callable[[Scene], Weighting]:
-        _KINDS[name] = _Kind(make, report, summary or (make.__doc__ or "").strip().split("\n")[0], options)
+        _KINDS[name] = _Kind(make, report, summary or (make.__doc__ or "").strip().split("\n")[0], options, fault)
         return make
 
     return add
@@ -146,6 +159,16 @@ def weightings() -> dict[str, str]:
 def report_of(name: str) -> str | None:
     """What clients must report for this weighting, or None."""
     return _kind(name).report
+
+
+def fault_of(name: str, part: State, width: int) -> str | None:
+    """Why a client's report cannot be used by this weighting, or None. ``width`` is that of the features it was made from."""
+    kind = _kind(name)
+    if kind.report is None:
+        return None
+    if not part:
+        return f"no '{kind.report}' in the reply"
+    return kind.fault(part, width) if kind.fault is not None else None
 
 
 def options_kind(name: str) -> type[Part] | None:

@@ -30,6 +30,7 @@ __all__ = [
     "compress",
     "definition",
     "expand",
+    "fault",
     "project",
     "projection_matrix",
     "scaled_alpha",
@@ -154,6 +155,26 @@ def project(z: Tensor, sent: Mapping[str, Tensor]) -> Tensor:
     if "matrix" in sent:
         return z @ sent["matrix"]  # P is symmetric
     return ((z @ sent["vectors"]) * sent["values"]) @ sent["vectors"].T
+
+
+def fault(sent: Mapping[str, Tensor], width: int) -> str | None:
+    """Why what was sent is no projection of features of this width, or None.
+
+    >>> fault({"matrix": torch.zeros(3, 3)}, 4)
+    "wrong shape: 'projection/matrix' is (3, 3), expected (4, 4)"
+    """
+    wanted: dict[str, tuple[int, ...]]
+    if sent.keys() == {"matrix"}:
+        wanted = {"matrix": (width, width)}
+    elif sent.keys() == {"vectors", "values"}:
+        rank = sent["values"].numel()
+        wanted = {"vectors": (width, rank), "values": (rank,)}
+    else:
+        return f"not a projection: {', '.join(sorted(sent))}"
+    for name, shape in wanted.items():
+        if tuple(sent[name].shape) != shape:
+            return f"wrong shape: 'projection/{name}' is {tuple(sent[name].shape)}, expected {shape}"
+    return None
 
 
 def subspace(features: Tensor, options: Projection) -> State:

@@ -11,7 +11,7 @@ from fedstill.data.samples import Samples
 from fedstill.errors import FedstillError
 from fedstill.fusion.predict import apply
 from fedstill.fusion.weighting import Ready, Scene, register
-from fedstill.local.projection import Projection, project
+from fedstill.local.projection import Projection, fault, project
 
 __all__ = ["OneHot", "Soft", "one_hot_weights", "proximity", "soft_weights"]
 
@@ -93,9 +93,13 @@ class _Projected(Ready):
         return found
 
 
-@register("projection", report="projection", options=Projection, summary="the same as soft")
+@register("projection", report="projection", options=Projection, fault=fault, summary="the same as soft")
 @register(
-    "soft", report="projection", options=Projection, summary="by the sample's nearness to each client's subspace (FedD3A Eq. 6)"
+    "soft",
+    report="projection",
+    options=Projection,
+    fault=fault,
+    summary="by the sample's nearness to each client's subspace (FedD3A Eq. 6)",
 )
 class Soft(_Projected):
     """FedD3A-soft."""
@@ -105,7 +109,13 @@ class Soft(_Projected):
         return soft_weights(self.scores(samples), unbiased=self.options.unbiased, temperature=self.options.temperature)
 
 
-@register("onehot", report="projection", options=Projection, summary="only the client whose subspace is nearest (FedD3A-onehot)")
+@register(
+    "onehot",
+    report="projection",
+    options=Projection,
+    fault=fault,
+    summary="only the client whose subspace is nearest (FedD3A-onehot)",
+)
 class OneHot(_Projected):
     """FedD3A-onehot."""
 
