@@ -32,7 +32,7 @@ class FedD3AOptions(FedDFOptions):
     weighting_options: Projection = Projection()  # type: ignore[assignment]
     ensemble: Space = "probabilities"  # Eq. 7
     distillation: Distillation = Distillation(
-        direction="forward",  # Eq. 8 is written the other way round; docs/fedd3a.md has the measurement
+        direction="forward",  # Eq. 8 is written the other way round, which measured no better: docs/fedd3a.md
         epochs=1,
         batch_size=256,
         optimizer=Optimizer(name="sgd", lr=0.01, momentum=0.9),  # "momentum SGD", momentum not given
