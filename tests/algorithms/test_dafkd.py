@@ -213,6 +213,7 @@ def test_contradictions_are_one_clear_line(small):
         ({"level": "images", "generator": {"kind": "features"}}, "generator.kind"),
         ({"secure": True, "no_correlation": True}, "weighting"),
         ({"no_correlation": True, "weighting": "random"}, "no_correlation"),
+        ({"secure": True, "discriminator": "shared"}, "secure = false"),
     ):
         with pytest.raises(FedstillError, match=words):
             create(Task(small(**options)))
@@ -255,8 +256,23 @@ def test_the_weighting_works_on_an_unlabelled_pool_for_feddf(tiny, tmp_path):
     assert sum(done.history[0]["weights"].values()) == pytest.approx(1, abs=1e-3)
 
 
-def test_a_generator_of_another_shape_is_screened(small):
+def test_what_has_the_wrong_shape_is_screened(small):
     algorithm = create(Task(small()))
     other = build_generator("mlp-conditional", classes=10, shape=(1, 8, 8), noise_dim=9, hidden=16, seed=0)
-    reason = algorithm.screen(algorithm.start(), "x", Message.of(generator=other.state_dict()))
-    assert "generator" in reason
+    server, name = algorithm.start(), next(iter(algorithm.task.clients))
+    assert "generator" in algorithm.screen(server, name, Message.of(generator=other.state_dict()))
+    wide = {"head.weight": torch.zeros(1, 3), "head.bias": torch.zeros(1)}
+    assert "discriminator" in algorithm.screen(server, name, Message.of(discriminator=wide))
+    hidden = create(Task(small(secure=True)))
+    assert hidden.screen(server, name, Message.of(model={"w": torch.zeros(1)}, key="1")) == "no public key"
+    assert "answers" in hidden.screen(server, name, Message.of(answers={"masked": torch.zeros(2, 2)}))
+
+
+def test_clients_with_different_networks(small, tmp_path):
+    config = small(rounds=1)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"clients": ["cnn-small", "mlp"]})})
+    for number, secure in enumerate((False, True)):
+        algorithm = config.model_copy(update={"algorithm": {**config.algorithm, "secure": secure}})
+        done = run(algorithm, tmp_path / str(number))
+        assert set(done.history[0]["distillation"]) == {"cnn-small", "mlp"}
+        assert done.history[0]["dropped"] == []

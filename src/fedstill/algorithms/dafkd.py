@@ -27,7 +27,7 @@ from fedstill.fusion.source import draw
 from fedstill.fusion.transfer import learn, note_merged
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
 from fedstill.local.fit import fit, learning_rate
-from fedstill.local.masking import key_pair, masked, unmasked_sum
+from fedstill.local.masking import is_key, key_pair, masked, unmasked_sum
 from fedstill.local.options import Optimizer
 from fedstill.message import Message, State, clone
 from fedstill.models.generator import Generator, build_generator
@@ -147,6 +147,8 @@ class DaFKD(FedDF):
             raise FedstillError(f"level = '{chosen.level}' cannot have generator.kind = '{chosen.generator.kind}'")
         if chosen.no_correlation and chosen.weighting != "uniform":
             raise FedstillError(f"no_correlation weighs teachers alike, and weighting = '{chosen.weighting}' was asked for")
+        if self.shared and (chosen.secure or len(task.prototypes) > 1):
+            raise FedstillError("discriminator = 'shared' averages discriminators: it needs one architecture and secure = false")
         if chosen.secure and (chosen.weighting != "discriminator" or chosen.source.kind != "generator" or chosen.drop_worst):
             raise FedstillError(
                 "secure = true sums discriminator weights over generated samples: it goes with weighting = 'discriminator', "
@@ -227,9 +229,10 @@ class DaFKD(FedDF):
             samples=len(client.data),
             loss=done.loss,
         )
-        if self.options.secure and self.distils(client.round):
+        if self.options.secure:
             secret, public = key_pair()
-            client.memory = client.memory.with_parts(trained=reply.group("model"), secret=f"{secret:x}")
+            if self.distils(client.round):
+                client.memory = client.memory.with_parts(trained=reply.group("model"), secret=f"{secret:x}")
             return reply.with_parts(key=f"{public:x}")
         return reply.with_parts(discriminator=discriminator.state()) if self.sends_discriminator else reply  # line 26
 
@@ -286,11 +289,20 @@ class DaFKD(FedDF):
         return ("model", "generator", *(["discriminator"] if self.sends_discriminator else []))
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
-        """Generators must fit the common one."""
-        template = server.parts["generator"]
-        sent = message.group("generator")
-        if sent and {n: t.shape for n, t in sent.items()} != {n: t.shape for n, t in template.items()}:
-            return "its generator is not the common one's shape"
+        """Generators, discriminators and masked answers must have the shapes that are expected, and a key must be one."""
+        network = self.task.network(self.task.clients[client].prototype)
+        answers = torch.empty(self.options.source.size, len(self.task.classes) + 1, dtype=torch.int64)
+        expected = {
+            "generator": server.parts["generator"],
+            "discriminator": Discriminator(network, sharing=not self.options.no_sharing).state(),
+            "answers": {"masked": answers},
+        }
+        for name, template in expected.items():
+            sent = message.group(name)
+            if sent and kinds(sent) != kinds(template):
+                return f"its {name} has not the shape that is expected"
+        if self.options.secure and message.group("model") and not is_key(str(message.values.get("key", ""))):
+            return "no public key"
         return None
 
     def start(self) -> Server:
@@ -374,6 +386,11 @@ class DaFKD(FedDF):
         if self.options.level == "features":
             return None
         return class_grid(self.load_generator(server.parts["generator"]), Round(0, round.total, round.seed).rng("samples"))
+
+
+def kinds(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Names, shapes and types."""
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
 
 
 def class_grid(generator: Generator, rng: torch.Generator, rows: int = 8) -> Tensor:

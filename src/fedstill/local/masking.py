@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["PRIME", "key_pair", "masked", "pair_mask", "unmasked_sum"]
+__all__ = ["PRIME", "is_key", "key_pair", "masked", "pair_mask", "unmasked_sum"]
 
 PRIME = int(
     "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E088A67CC74"
@@ -37,6 +37,18 @@ def key_pair() -> tuple[int, int]:
     depend on it, because masks cancel."""
     secret = secrets.randbits(256) | 1 << 255
     return secret, pow(GENERATOR, secret, PRIME)
+
+
+def is_key(text: str) -> bool:
+    """Whether ``text`` is a public key, in hexadecimal; 0, 1 and -1 would give a mask away.
+
+    >>> is_key(f"{key_pair()[1]:x}"), is_key("1"), is_key("no")
+    (True, False, False)
+    """
+    try:
+        return 1 < int(text, 16) < PRIME - 1
+    except ValueError:
+        return False
 
 
 def pair_mask(secret: int, public: int, context: str, shape: tuple[int, ...]) -> Tensor:
