@@ -14,6 +14,7 @@ from fedstill.errors import FedstillError
 from fedstill.fusion.diversity import diversity_loss
 from fedstill.fusion.teacher import teachers_of
 from fedstill.local.fit import Batch, optimiser
+from fedstill.message import Message
 from fedstill.run.config import parse
 from fedstill.run.loop import run
 from fedstill.task import Task
@@ -155,3 +156,12 @@ def test_what_they_cannot_do_is_said(tiny):
         create(Task(parse(tree)))
     with pytest.raises(FedstillError, match="conditional"):
         create(Task(tiny(algorithm={"name": "fedftg", "generator": {"kind": "dcgan"}}))).start()
+
+
+@pytest.mark.parametrize("options", [FEDGEN, FEDFTG])
+def test_counts_that_are_none_are_screened(tiny, options):
+    algorithm = create(Task(tiny(algorithm=options)))
+    server, name = algorithm.start(), next(iter(algorithm.task.clients))
+    for wrong in (torch.ones(10), torch.tensor([-1] * 10), torch.ones(3, dtype=torch.int64)):
+        assert "counts" in algorithm.screen(server, name, Message.of(counts={"labels": wrong}))
+    assert algorithm.screen(server, name, Message.of(counts={"labels": torch.arange(10)})) is None

@@ -303,7 +303,9 @@ class DaFKD(FedDF):
                 return f"its {name} has not the shape that is expected"
         if self.options.secure and message.group("model") and not is_key(str(message.values.get("key", ""))):
             return "no public key"
-        return None
+        if self.report in (None, "discriminator") or not message.group("model"):
+            return None
+        return super().screen(server, client, message)  # another weighting's report
 
     def start(self) -> Server:
         """Line 2: initial classifier and generator."""

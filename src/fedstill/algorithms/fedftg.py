@@ -25,6 +25,7 @@ from fedstill.fusion.norm import freeze_statistics
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.transfer import note_merged
 from fedstill.fusion.weightings.counts import class_weights
+from fedstill.fusion.weightings.counts import fault as counts_fault
 from fedstill.local.fit import optimiser
 from fedstill.local.options import Optimizer
 from fedstill.local.reports import make_report
@@ -96,6 +97,13 @@ class FedFTG(FedAvg):
         """FedAvg's training, and how many samples of each class there are."""
         reply = super().train(message, client, phase)
         return reply.with_parts(counts=make_report("counts", message, client, {}))
+
+    def screen(self, server: Server, client: str, message: Message) -> str | None:
+        """Label counts must be one number a class."""
+        problem = super().screen(server, client, message) or counts_fault(message.group("counts"), 0)
+        if problem is None and len(message.group("counts")["labels"]) != len(self.task.classes):
+            return "its 'counts' are not of this task's classes"
+        return problem
 
     def generator(self, state: State | None = None) -> Generator:
         """The generator, with ``state`` or its initial weights."""

@@ -21,6 +21,7 @@ from fedstill.errors import FedstillError
 from fedstill.fusion.diversity import diversity_loss
 from fedstill.fusion.teacher import teachers_of
 from fedstill.fusion.weightings.counts import class_weights
+from fedstill.fusion.weightings.counts import fault as counts_fault
 from fedstill.local.fit import Batch, Term, optimiser
 from fedstill.local.options import Optimizer
 from fedstill.local.reports import make_report
@@ -137,6 +138,13 @@ class FedGen(FedAvg):
         """Train with the terms, and tell how many samples of each class there are."""
         reply = super().train(message, client, phase)
         return reply.with_parts(counts=make_report("counts", message, client, {}))
+
+    def screen(self, server: Server, client: str, message: Message) -> str | None:
+        """Label counts must be one number a class."""
+        problem = super().screen(server, client, message) or counts_fault(message.group("counts"), 0)
+        if problem is None and len(message.group("counts")["labels"]) != len(self.task.classes):
+            return "its 'counts' are not of this task's classes"
+        return problem
 
     # -- the server --------------------------------------------------------------------------------------------------------
 

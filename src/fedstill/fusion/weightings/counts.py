@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from fedstill.fusion.weighting import Scene, Scored, register
+from fedstill.message import State
 from fedstill.models.network import Network
 
-__all__ = ["ByCounts", "class_weights"]
+__all__ = ["ByCounts", "class_weights", "fault"]
 
 
 def class_weights(counts: Tensor) -> Tensor:
@@ -23,7 +24,21 @@ def class_weights(counts: Tensor) -> Tensor:
     return torch.where(total > 0, counts / total.clamp_min(1), 1 / len(counts)).float()
 
 
-@register("counts", report="counts", summary="each teacher's share of the classes it sees in the sample (after FedFTG)")
+def fault(part: State, width: int) -> str | None:
+    """What is wrong with reported label counts.
+
+    >>> fault({"labels": torch.tensor([3, -1])}, 64)
+    "its 'counts' are not numbers of samples"
+    """
+    labels = part.get("labels")
+    if labels is None or labels.ndim != 1 or labels.is_floating_point() or bool((labels < 0).any()):
+        return "its 'counts' are not numbers of samples"
+    return None
+
+
+@register(
+    "counts", report="counts", fault=fault, summary="each teacher's share of the classes it sees in the sample (after FedFTG)"
+)
 class ByCounts(Scored):
     """FedFTG knows the label of a sample it generated; an unlabelled sample has none, so a teacher's score is the weight it
     expects under its own prediction, ``sum_c p_k(c | x) n_k^c / sum_j n_j^c``."""

@@ -8,12 +8,27 @@ from torch import Tensor
 import fedstill.local.likeness  # noqa: F401 (registers the report for systems that train no discriminator of their own)
 from fedstill.fusion.weighting import Scene, Scored, register
 from fedstill.local.adversarial import Discriminator
+from fedstill.message import State
 from fedstill.models.network import Network
 
-__all__ = ["ByDiscriminator"]
+__all__ = ["ByDiscriminator", "fault"]
 
 
-@register("discriminator", report="discriminator", summary="each teacher's own domain discriminator (DaFKD, Eq. 7)")
+def fault(part: State, width: int) -> str | None:
+    """What is wrong with a discriminator for features of this width.
+
+    >>> fault({"head.weight": torch.zeros(1, 3), "head.bias": torch.zeros(1)}, 4)
+    "its 'discriminator' is for features of width 3, not 4"
+    """
+    weight, bias = part.get("head.weight"), part.get("head.bias")
+    if weight is None or bias is None or weight.ndim != 2 or len(weight) != 1 or bias.shape != (1,):
+        return "its 'discriminator' has no linear layer 'head' with one output"
+    if weight.shape[1] != width:
+        return f"its 'discriminator' is for features of width {weight.shape[1]}, not {width}"
+    return None
+
+
+@register("discriminator", report="discriminator", fault=fault, summary="each teacher's own domain discriminator (DaFKD, Eq. 7)")
 class ByDiscriminator(Scored):
     """Eq. 7: ``f(theta_k; x) / sum_j f(theta_j; x)``, on generated or any other samples."""
 
