@@ -21,6 +21,7 @@ from fedstill.errors import FedstillError
 from fedstill.federation import NodeTask, RosterTask, Site
 from fedstill.message import Message
 from fedstill.run.loop import run
+from fedstill.run.presets import configuration
 from fedstill.task import Task
 from tests.conftest import tiny_config
 from tests.engine.localgrid import LocalGrid, context
@@ -133,6 +134,22 @@ def test_a_server_with_test_data_uses_it(tmp_path):
     setup = config("fedavg", data={"domains": ["embedded:rotated"]}, rounds=1)
     there = over(LocalGrid(client_app(), nodes), setup, tmp_path)
     assert list(there.history[0]["domains"]) == ["rotated"]
+
+
+@pytest.mark.parametrize("name", ["fedd3a", "fedma", "dafkd", "fedgen", "fedmd"])
+def test_systems_that_send_more_or_less_than_a_model_run_on_nodes_of_their_own(name, tmp_path):
+    preset = configuration("demo", [f"algorithm.name={name}"])
+    nodes = [{"data": source, "domain": source[9:], "public": "embedded:rotated"} for source in DOMAINS]
+    student = {"clients": ["mlp", "cnn-small"], "student": "mlp", "options": {}} if name == "fedd3a" else {}
+    setup = tiny_config(
+        algorithm=preset.algorithm,
+        data={"domains": [], "server": "embedded:rotated", "image_size": 16},
+        model={"name": "mlp", **student} if name == "fedd3a" else {"name": "cnn-small", "options": {}, "norm": "none"},
+        rounds=2 if name == "fedma" else 1,
+    )
+    result = over(LocalGrid(client_app(), nodes), setup, tmp_path)
+    assert result.history[0]["clients"] == ["mnist", "optdigits"]
+    assert not result.history[0]["dropped"]
 
 
 def test_resume_goes_on_from_the_checkpoint_with_private_state(tmp_path):

@@ -410,15 +410,23 @@ def _turn(records: fl.RecordDict, about: Mapping[str, Any], context: fl.Context,
     memory: Remembers = Memory(where) if where is not None else ContextMemory(context.state, str(about["run"]))
     message = from_records(records)
     result: dict[str, Any] = {}
-    task = algorithm.task
-    if about["judge"] and isinstance(task, NodeTask) and message.group("model"):
-        model = received(algorithm, message, memory.read(client, round), algorithm.phases(round)[0]).group("model")
-        network = task.load(task.clients[client].prototype, model)
-        result = {"accuracy": accuracy(network, task.test), "tested": len(task.test)}
+    if about["judge"] and isinstance(algorithm.task, NodeTask):
+        first = algorithm.phases(round)[0]
+        result = _judgement(algorithm.task, received(algorithm, message, memory.read(client, round), first))
     reply = Message() if phase == EVALUATE else train_client(algorithm, client, round, phase, message, memory)
     answer = to_records(reply)
     answer["fedstill"] = fl.ConfigRecord(result)
     return answer
+
+
+def _judgement(task: NodeTask, message: Message) -> dict[str, Any]:
+    """The accuracy, on the node's own test data, of the model that it was sent; nothing where it was sent no whole model."""
+    model = message.group("model")
+    prototype = str(message.values.get("prototype", task.clients[task.name].prototype))
+    expected = {name: tensor.shape for name, tensor in task.template(prototype).items()}
+    if {name: tensor.shape for name, tensor in model.items()} != expected:
+        return {}
+    return {"accuracy": accuracy(task.load(prototype, model), task.test), "tested": len(task.test)}
 
 
 def client_app(memory: Path | None = None) -> ClientApp:

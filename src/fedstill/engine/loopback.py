@@ -83,6 +83,7 @@ class Loopback:
 
     def close(self) -> None:
         """Stop everything, nodes before the link, politely and then not."""
+        family = descendants([process.pid for process in self.processes])  # some leave the group they were started in
         for process in reversed(self.processes):
             _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + 10
@@ -91,6 +92,10 @@ class Loopback:
                 process.wait(max(0.1, deadline - time.monotonic()))
             _signal(process, signal.SIGKILL)  # also what a stopped process left behind in its group
             process.wait()
+        for pid, born in family.items():
+            if _born(pid) == born:  # the same process still, not a new one of that number
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self.processes.clear()
 
     def _start_link(self) -> None:
@@ -176,6 +181,38 @@ def _quoted(value: Any) -> str:
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
+
+
+def _born(pid: int) -> int | None:
+    """When a process was started, in ticks since the machine's start; None where it has ended or there is no /proc."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def descendants(parents: Sequence[int]) -> dict[int, int]:
+    """Every process that these started, directly or not, and when it was started; empty where there is no /proc.
+
+    >>> child = subprocess.Popen(["sleep", "60"])
+    >>> found = child.pid in descendants([os.getpid()]) or not Path("/proc/self/stat").exists()
+    >>> child.kill(); _ = child.wait()
+    >>> found
+    True
+    """
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            children.setdefault(int(entry.read_text().rpartition(")")[2].split()[1]), []).append(int(entry.parent.name))
+    found: dict[int, int] = {}
+    queue = list(parents)
+    while queue:
+        for pid in children.get(queue.pop(), []):
+            born = _born(pid)
+            if born is not None:
+                found[pid] = born
+                queue.append(pid)
+    return found
 
 
 def free_port() -> int:

@@ -165,10 +165,10 @@ def judge(line: dict[str, Any], heard: Heard, path: Path, history: list[dict[str
 def _hear(algorithm: Algorithm, engine: Engine, server: Server, ids: Sequence[str]) -> Heard:
     """One exchange after the last round, in which every client judges the final model."""
     config = algorithm.task.config
-    context = Round(config.rounds + 1, config.rounds, config.seed, phase=EVALUATE)
+    context = Round(config.rounds, config.rounds, config.seed, phase=algorithm.phases(config.rounds)[0])
     messages = [(client, algorithm.instruct(server, client, context)) for client in ids]
     heard: Heard = {}
-    for outcome in engine.exchange(context.number, EVALUATE, messages):
+    for outcome in engine.exchange(config.rounds + 1, EVALUATE, messages):
         _note(algorithm, outcome, heard)
     return heard
 
