@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from fedstill.data.samples import Samples
 from fedstill.errors import FedstillError
 from fedstill.fusion.predict import accuracy
 from fedstill.message import clone
+from fedstill.report.runs import load_run
 
 from .bundles.sites import SHAPE, blob_bundle, blobs, write_folder
 
@@ -114,6 +117,7 @@ def test_auto_starts_where_the_ensemble_is_nearest() -> None:
         ({"weighting": "unifrom"}, "did you mean 'uniform'"),
         ({"weighting": "projection"}, "needs a 'projection' report"),
         ({"distillation": {"stepps": 3}}, "did you mean 'distillation.steps'|did you mean 'steps'"),
+        ({"device": "abacus"}, "device 'abacus' cannot be used"),
         ({"start": "nobody"}, "no teacher has this name"),
         ({"classes": ["a", "b"]}, "3 outputs, and 2 classes"),
         ({"validation": Samples(torch.randn(3, 4))}, "need labels"),
@@ -165,6 +169,12 @@ def test_the_folder_is_written_read_and_continued(tmp_path: Path) -> None:
     assert [t["digest"] for t in facts["teachers"]] == [bundle.digest for bundle in bundles]
     assert sum(t["weight"] for t in facts["teachers"]) == pytest.approx(1)
     assert table(fused)[0] == ["", "rows"]
+    # with figures it is also a run of one round, for the report page
+    run = load_run(out)
+    assert run.problems == []
+    assert run.summary["command"].startswith("fedstill fuse a.fed b.fed")
+    assert run.final_accuracy == fused.figures[-1].mean
+    assert set(run.history[0]["weights_by_domain"]["rows"]) == {"a", "b"}
     # a site goes on from it
     site = write_folder(tmp_path / "site", blobs(range(3), 60, 3), ["row0", "row1", "row2"])
     packed = pack(tmp_path / "next.fed", base=out, data=site, epochs=1)
@@ -242,3 +252,20 @@ def test_run_is_a_package_and_a_function(tmp_path: Path, tiny) -> None:
     assert len(result.history) == 1
     with pytest.raises(TypeError):
         fedstill.run(tiny(), tmp_path, settings=["rounds=1"])
+
+
+def test_teachers_do_not_pile_up_in_memory() -> None:
+    """However many there are, one is there when the next is brought; benchmarks/fuse_memory.py measures it."""
+    living: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+    most = 0
+
+    def bring() -> nn.Module:
+        nonlocal most
+        module = linear(1)
+        living.add(module)
+        gc.collect()
+        most = max(most, len(living))
+        return module
+
+    fuse([bring] * 8, torch.randn(16, 4), linear(3), distillation={"steps": 1})
+    assert most <= 3

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import shlex
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
+import tomli_w
 import torch
 
 from fedstill import __version__
@@ -21,7 +23,7 @@ from fedstill.message import atomic_write
 if TYPE_CHECKING:
     from fedstill.bundles.fuse import Fused
 
-__all__ = ["check_onnx", "model_card", "onnx_bytes", "save", "table"]
+__all__ = ["check_onnx", "model_card", "onnx_bytes", "run_files", "save", "table"]
 
 
 def save(fused: Fused, folder: Path, *, onnx: bool = False) -> Path:
@@ -33,11 +35,16 @@ def save(fused: Fused, folder: Path, *, onnx: bool = False) -> Path:
     program = onnx_bytes(fused) if onnx else None
     mark = digest(state)
     facts = _facts(fused, mark)
-    atomic_write(folder / WEIGHTS, safetensors.torch.save(state, {"format": "pt", "digest": mark}))
-    atomic_write(folder / CARD, model_card(fused, facts))
-    if program is not None:
-        atomic_write(folder / ONNX, program)
-    atomic_write(folder / FACTS, json.dumps(facts, indent=2) + "\n")
+    try:
+        atomic_write(folder / WEIGHTS, safetensors.torch.save(state, {"format": "pt", "digest": mark}))
+        atomic_write(folder / CARD, model_card(fused, facts))
+        for name, text in run_files(fused, facts).items():
+            atomic_write(folder / name, text)
+        if program is not None:
+            atomic_write(folder / ONNX, program)
+        atomic_write(folder / FACTS, json.dumps(facts, indent=2) + "\n")
+    except OSError as error:
+        raise FedstillError(f"cannot write to {folder}: {error.strerror}") from error
     return folder
 
 
@@ -54,6 +61,56 @@ def _facts(fused: Fused, mark: str) -> dict[str, Any]:
         "distilled": {"steps": done.steps, "first_loss": _number(done.first_loss), "last_loss": _number(done.last_loss)},
         "figures": [{"who": f.who, "kind": f.kind, "accuracy": f.accuracy, "mean": f.mean} for f in fused.figures],
     }
+
+
+def run_files(fused: Fused, facts: dict[str, Any]) -> dict[str, str]:
+    """With figures, the folder is also a run of one round, which ``fedstill report`` shows beside any others."""
+    if not fused.figures:
+        return {}
+    by_kind = {figure.kind: figure for figure in fused.figures}
+    student = by_kind["student"]
+    sent = sum(source.get("bytes", 0) for source in fused.sources)
+    line = {
+        "round": 1,
+        "accuracy": student.mean,
+        "domains": student.accuracy,
+        "merged_accuracy": by_kind["start"].mean,
+        "ensemble_accuracy": by_kind["ensemble"].mean,
+        "weights": fused.teachers,
+        "weights_by_domain": fused.weights_by_set,
+        "bytes_down": 0,
+        "bytes_up": sent,
+        "seconds": {},
+        "clients": list(fused.teachers),
+        "dropped": [],
+    }
+    summary = {
+        "algorithm": "fuse",
+        "seed": fused.settings["seed"],
+        "rounds": 1,
+        "final_accuracy": student.mean,
+        "best_accuracy": student.mean,
+        "best_round": 1,
+        "rounds_to": {},
+        "bytes_total": sent,
+        "versions": {"fedstill": __version__, "torch": torch.__version__},
+        "command": _command(fused),
+    }
+    config = {"seed": fused.settings["seed"], "rounds": 1, "algorithm": {"name": "fuse", **fused.settings}}
+    return {
+        "config.toml": tomli_w.dumps(config),
+        "history.jsonl": json.dumps(line) + "\n",
+        "summary.json": json.dumps(summary) + "\n",
+    }
+
+
+def _command(fused: Fused) -> str:
+    """How to do it again; where the unlabelled images are is not recorded."""
+    files = [source.get("file", source["name"]) for source in fused.sources]
+    model = fused.about.model.name if fused.about is not None and fused.about.model is not None else type(fused.student).__name__
+    settings = fused.settings
+    chosen = ["--student", model, "--weighting", settings["weighting"], "--ensemble", settings["ensemble"]]
+    return shlex.join(["fedstill", "fuse", *files, "--unlabelled", "IMAGES", *chosen, "--seed", str(settings["seed"])])
 
 
 def _number(value: float) -> float | None:

@@ -39,7 +39,7 @@ __all__ = ["DISTILLATION", "Figure", "Fused", "fuse"]
 DISTILLATION: Mapping[str, Any] = {"steps": 2000, "patience": 500, "check_every": 50}
 PROBE = 1024  # pool samples on which possible starts are compared
 
-Inputs = Tensor | Samples | Dataset | DataLoader | str | Path
+Inputs = Tensor | Samples | Dataset | DataLoader | str | Path | Sequence[str | Path]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Fused:
     start: str  # where the student started
     distilled: Distilled
     figures: tuple[Figure, ...] = ()
+    weights_by_set: dict[str, dict[str, float]] = field(default_factory=dict)  # each teacher's mean weight on each labelled set
     about: About | None = field(default=None, repr=False)  # None where the student is a module of the caller's own
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
     sources: tuple[dict[str, Any], ...] = field(default=(), repr=False)
@@ -123,8 +124,8 @@ def fuse(
     Args:
         teachers: modules from inputs to logits, bundles or their paths, or functions that bring a module when its turn comes;
             a list, or a mapping from names. They are used one at a time and left as they are.
-        unlabelled: a tensor, :class:`Samples`, a ``Dataset`` or ``DataLoader`` (labels in it are ignored), or the name of a
-            folder, table or embedded domain. Float inputs go to every model as they are; uint8 images are resized and
+        unlabelled: a tensor, :class:`Samples`, a ``Dataset`` or ``DataLoader`` (labels in it are ignored), or the names of
+            folders, tables or embedded domains. Float inputs go to every model as they are; uint8 images are resized and
             normalised for each (``mean``, ``std`` for plain modules: 0.5 and 0.5 unless told).
         student: a module, trained in place, or the name of a built-in model; the first teacher's architecture by default.
         weighting: how much each teacher counts for each sample (``fedstill.fusion.weighting.weightings()``); those that look
@@ -146,7 +147,7 @@ def fuse(
     >>> fused.teachers, fused.distilled.last_loss < 0.1
     ({'teacher 1': 0.5, 'teacher 2': 0.5}, True)
     """
-    torch_device = torch.device(device)
+    torch_device = _usable(device)
     options = _options(distillation)
     opened = _opened(teachers, trust_code)
     if not opened:
@@ -165,7 +166,7 @@ def fuse(
     speak = {"space": ensemble, "temperature": options.temperature, "direction": options.direction}
     table = ensemble_table(board, pool, scheme, progress=lambda k, of: progress("teachers", k, of), **speak)  # type: ignore[arg-type]
     averages = _averages(members)
-    figures = _figures_before(board, averages, members, union, tests, scheme, speak, torch_device)
+    figures, weights_by_set = _figures_before(board, averages, members, union, tests, scheme, speak, torch_device)
     begun, trained = _start(start, network, about, members, averages, union, pool, table)
     if options.student_norm == "frozen" and not trained and "student_norm" not in (distillation or {}):
         options = options.model_copy(update={"student_norm": "train"})  # its own statistics are those of no data yet
@@ -181,15 +182,15 @@ def fuse(
     )
     figures += _figure("student", "student", network, tests)
     network.eval()
-    shares = table.weights.mean(0).tolist()
     return Fused(
         student=network.body if isinstance(network, Plain) else network,
         network=network,
         classes=union,
-        teachers={member.name: float(f"{share:.5g}") for member, share in zip(members, shares, strict=True)},
+        teachers=_shares(members, table),
         start=begun,
         distilled=done,
         figures=tuple(figures),
+        weights_by_set=weights_by_set,
         about=about,
         settings={
             "weighting": weighting,
@@ -213,6 +214,13 @@ def _options(given: Mapping[str, Any] | None) -> Distillation:
     if options.fresh:
         raise FedstillError("distillation.fresh is for runs; fuse computes the teachers' table once")
     return options
+
+
+def _usable(device: str | torch.device) -> torch.device:
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # an unknown name; torch without CUDA asserts
+        raise FedstillError(f"device '{device}' cannot be used: {(str(error).splitlines() or ['?'])[0]}") from error
 
 
 def _opened(teachers: Sequence[Any] | Mapping[str, Any], trust_code: bool) -> list[tuple[str | None, Any]]:
@@ -239,16 +247,30 @@ def _pool_shape(opened: Sequence[tuple[str | None, Any]], image_size: int | None
 
 
 def _pool(unlabelled: Inputs, shape: tuple[int, ...] | None, limit: int | None, seed: int) -> Samples:
-    if isinstance(unlabelled, str | Path):
-        size, channels = (shape[1], shape[0]) if shape is not None else (None, None)
-        pool = load_images(unlabelled, image_size=size, channels=channels, limit=limit, seed=seed).samples.unlabelled()
+    sources = [unlabelled] if isinstance(unlabelled, str | Path) else unlabelled
+    if isinstance(sources, list | tuple) and all(isinstance(source, str | Path) for source in sources):
+        pool = _pool_from(sources, shape, limit, seed)
     else:
-        pool = _inputs(unlabelled)
+        pool = _inputs(unlabelled)  # type: ignore[arg-type]
     if len(pool) == 0:
         raise FedstillError("there are no unlabelled samples to distil on")
     if shape is not None and pool.x.dtype == torch.uint8:
         pool = Samples(resized(pool.x, shape))
     return pool
+
+
+def _pool_from(sources: Sequence[str | Path], shape: tuple[int, ...] | None, limit: int | None, seed: int) -> Samples:
+    """The images of all sources in one shape: that of the first where none is asked for."""
+    parts: list[Tensor] = []
+    for source in sources:
+        size, channels = (shape[1], shape[0]) if shape is not None else (None, None)
+        x = load_images(source, image_size=size, channels=channels, seed=seed).samples.x
+        shape = tuple(x.shape[1:])
+        parts.append(x)
+    x = torch.cat(parts) if parts else torch.empty(0)
+    if limit is not None and limit < len(x):
+        x = x[torch.randperm(len(x), generator=stream(seed, "fuse", "pool"))[:limit]]
+    return Samples(x)
 
 
 def _inputs(given: Tensor | Samples | Dataset | DataLoader) -> Samples:
@@ -556,10 +578,10 @@ def _figures_before(
     scheme: Weighting,
     speak: Mapping[str, Any],
     device: torch.device,
-) -> list[Figure]:
-    """Each teacher, the averages that can be formed, and the ensemble."""
+) -> tuple[list[Figure], dict[str, dict[str, float]]]:
+    """Each teacher, the averages that can be formed, and the ensemble; and the teachers' mean weights on each set."""
     if not tests:
-        return []
+        return [], {}
     places = {name: i for i, name in enumerate(union)}
 
     def scores(network: Network, known: Sequence[str]) -> dict[str, float]:
@@ -580,11 +602,19 @@ def _figures_before(
             Figure(f"average of {', '.join(m.name for m in group)}", "average", scores(network, group[0].classes or ()))
         )
         network.load_state_dict(before)  # a module of the caller's stays as it was
-    found = {}
+    found, weights = {}, {}
     for name, samples in tests.items():
         assert samples.y is not None
-        found[name] = ensemble_table(board, samples.unlabelled(), scheme, **speak).accuracy(samples.y)
-    return [*figures, Figure("ensemble", "ensemble", found)]
+        table = ensemble_table(board, samples.unlabelled(), scheme, **speak)
+        found[name] = table.accuracy(samples.y)
+        weights[name] = _shares(members, table)
+    return [*figures, Figure("ensemble", "ensemble", found)], weights
+
+
+def _shares(members: Sequence[_Member], table: Table) -> dict[str, float]:
+    """Each teacher's mean weight over the samples."""
+    means = table.weights.mean(0).tolist()
+    return {member.name: float(f"{share:.5g}") for member, share in zip(members, means, strict=True)}
 
 
 def _source(member: _Member) -> dict[str, Any]:
@@ -598,5 +628,6 @@ def _source(member: _Member) -> dict[str, Any]:
             model=about.model.name if about.model is not None else about.program,
             shape=about.shape,
             samples=about.samples,
+            bytes=member.bundle.path.stat().st_size,
         )
     return {key: value for key, value in said.items() if value is not None}

@@ -27,7 +27,6 @@ def load_images(
     *,
     image_size: int | None = None,
     channels: int | None = None,
-    limit: int | None = None,
     seed: int = 0,
 ) -> Images:
     """All images of ``source``: a folder, a table, ``embedded:NAME`` or a name on the Hub.
@@ -48,8 +47,6 @@ def load_images(
     labelled = all(samples.y is not None for samples in parts)
     y = torch.cat([samples.y for samples in parts if samples.y is not None]) if labelled else None
     samples = Samples(torch.cat([samples.x for samples in parts]), y)
-    if limit is not None and limit < len(samples):
-        samples = samples.take(torch.randperm(len(samples), generator=torch.Generator().manual_seed(seed))[:limit])
     return Images(short_name(place), samples, domain.classes if labelled else ())
 
 

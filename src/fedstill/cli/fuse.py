@@ -25,7 +25,12 @@ __all__ = ["fuse"]
 
 def fuse(
     bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="What the sites packed.")],
-    unlabelled: Annotated[str, typer.Option(help="Images to distil on: a folder, a table, embedded:NAME. Labels are ignored.")],
+    unlabelled: Annotated[
+        list[str],
+        typer.Option(
+            help="Images to distil on: a folder, a table, embedded:NAME; several times for several. Labels are ignored."
+        ),
+    ],
     student: Annotated[str | None, typer.Option(help="The student's model; the first teacher's by default.")] = None,
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("fused"),
     weighting: Annotated[
