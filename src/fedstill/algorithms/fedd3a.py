@@ -67,7 +67,7 @@ class FedD3A(FedDF):
     def _bytes(self, reply: Reply) -> tuple[int, int, int]:
         """Of one reply: the report's bytes, those of the whole d x d matrix, and the model's."""
         part = reply.part(str(self.report))
-        d = next(iter(part.values())).shape[0]
+        d = part["matrix" if "matrix" in part else "vectors"].shape[0]
         size = [sum(t.numel() * t.element_size() for t in group.values()) for group in (part, reply.part("model"))]
         return size[0], d * d * 4, size[1]
 

@@ -234,8 +234,12 @@ class FedDF(Algorithm):
         return make_weighting(self.options.weighting, scene)
 
     def distillation(self, round: Round) -> Distillation:
-        """How the students learn in this round."""
-        return self.options.distillation
+        """How the students learn in this round. A public structure gets no averaged BatchNorm statistics that could be frozen:
+        it takes the pool's."""
+        options = self.options.distillation
+        if self.personal and options.student_norm == "frozen":
+            return options.model_copy(update={"student_norm": "recalibrate"})
+        return options
 
     def starts(self, server: Server, merged: dict[str, State], round: Round) -> dict[str, State]:
         """Where the students start (Table 5): the average, the previous global model, or from scratch."""
