@@ -175,6 +175,12 @@ def test_the_folder_is_written_read_and_continued(tmp_path: Path) -> None:
     assert run.summary["command"].startswith("fedstill fuse a.fed b.fed")
     assert run.final_accuracy == fused.figures[-1].mean
     assert set(run.history[0]["weights_by_domain"]["rows"]) == {"a", "b"}
+    # another model in its place leaves nothing of the first
+    fuse(bundles, blobs(range(3), 20, 8), distillation={"steps": 1}).save(tmp_path / "other")
+    fuse(bundles, blobs(range(3), 20, 8), validation={"rows": test}, distillation={"steps": 1}).save(tmp_path / "other")
+    assert (tmp_path / "other" / "history.jsonl").exists()
+    fuse(bundles, blobs(range(3), 20, 8), distillation={"steps": 1}).save(tmp_path / "other")
+    assert not (tmp_path / "other" / "history.jsonl").exists()
     # a site goes on from it
     site = write_folder(tmp_path / "site", blobs(range(3), 60, 3), ["row0", "row1", "row2"])
     packed = pack(tmp_path / "next.fed", base=out, data=site, epochs=1)

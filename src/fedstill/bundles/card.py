@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import logging
 import math
 import shlex
 import tempfile
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,24 +29,29 @@ if TYPE_CHECKING:
 
 __all__ = ["check_onnx", "model_card", "onnx_bytes", "run_files", "save", "table"]
 
+RUN_FILES = ("config.toml", "history.jsonl", "summary.json")
+
 
 def save(fused: Fused, folder: Path, *, onnx: bool = False) -> Path:
-    """Write the folder; the facts come last, so that a folder with facts is whole."""
+    """Write the folder; the facts come last, so that a folder with facts is whole. What an earlier model left there goes."""
     check_target(folder)
     # a module of the caller's own keeps its names, so that it can be loaded without fedstill
     module = fused.network if fused.about is not None else fused.student
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
-    program = onnx_bytes(fused) if onnx else None
     mark = digest(state)
     facts = _facts(fused, mark)
+    files: dict[str, bytes | str] = {
+        WEIGHTS: safetensors.torch.save(state, {"format": "pt", "digest": mark}),
+        CARD: model_card(fused, facts),
+        **run_files(fused),
+        **({ONNX: onnx_bytes(fused)} if onnx else {}),
+        FACTS: json.dumps(facts, indent=2) + "\n",
+    }
     try:
-        atomic_write(folder / WEIGHTS, safetensors.torch.save(state, {"format": "pt", "digest": mark}))
-        atomic_write(folder / CARD, model_card(fused, facts))
-        for name, text in run_files(fused, facts).items():
-            atomic_write(folder / name, text)
-        if program is not None:
-            atomic_write(folder / ONNX, program)
-        atomic_write(folder / FACTS, json.dumps(facts, indent=2) + "\n")
+        for name in (FACTS, ONNX, *RUN_FILES):
+            (folder / name).unlink(missing_ok=True)
+        for name, content in files.items():
+            atomic_write(folder / name, content)
     except OSError as error:
         raise FedstillError(f"cannot write to {folder}: {error.strerror}") from error
     return folder
@@ -63,7 +72,7 @@ def _facts(fused: Fused, mark: str) -> dict[str, Any]:
     }
 
 
-def run_files(fused: Fused, facts: dict[str, Any]) -> dict[str, str]:
+def run_files(fused: Fused) -> dict[str, str]:
     """With figures, the folder is also a run of one round, which ``fedstill report`` shows beside any others."""
     if not fused.figures:
         return {}
@@ -97,11 +106,8 @@ def run_files(fused: Fused, facts: dict[str, Any]) -> dict[str, str]:
         "command": _command(fused),
     }
     config = {"seed": fused.settings["seed"], "rounds": 1, "algorithm": {"name": "fuse", **fused.settings}}
-    return {
-        "config.toml": tomli_w.dumps(config),
-        "history.jsonl": json.dumps(line) + "\n",
-        "summary.json": json.dumps(summary) + "\n",
-    }
+    texts = (tomli_w.dumps(config), json.dumps(line) + "\n", json.dumps(summary) + "\n")
+    return dict(zip(RUN_FILES, texts, strict=True))
 
 
 def _command(fused: Fused) -> str:
@@ -200,6 +206,20 @@ def check_onnx() -> None:
         raise FedstillError(f"--onnx needs {' and '.join(missing)}: pip install 'fedstill[onnx]'")
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks on packages that the student does not use; its errors are raised all the same."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
 def onnx_bytes(fused: Fused) -> bytes:
     """The student as an ONNX program: normalised inputs in, logits out, any number of samples at a time."""
     check_onnx()
@@ -208,17 +228,18 @@ def onnx_bytes(fused: Fused) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / ONNX
         try:
-            torch.onnx.export(
-                module,
-                (example,),
-                str(path),
-                input_names=["input"],
-                output_names=["logits"],
-                dynamic_shapes=({0: torch.export.Dim("samples")},),
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-            )
+            with _quiet():
+                torch.onnx.export(
+                    module,
+                    (example,),
+                    str(path),
+                    input_names=["input"],
+                    output_names=["logits"],
+                    dynamic_shapes=({0: torch.export.Dim("samples")},),
+                    dynamo=True,
+                    external_data=False,
+                    verbose=False,
+                )
         except Exception as error:  # the exporter raises whatever its passes raise
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise FedstillError(f"the student cannot be written as ONNX: {line}") from error
