@@ -1,6 +1,8 @@
 """Sums under pairwise masks: they come out exactly, and what one party sends says nothing."""
 
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedstill.local.masking import PRIME, SCALE, key_pair, masked, unmasked_sum
 
@@ -56,3 +58,13 @@ def test_what_a_client_sends_is_uniform_whatever_it_hides():
         counts = torch.bincount(top, minlength=256).double()
         chi2 = ((counts - 16).square() / 16).sum()  # 255 degrees of freedom: 99.9999% below 380
         assert chi2 < 380
+
+
+@given(st.lists(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3), min_size=2, max_size=4))
+@settings(max_examples=20, deadline=None)
+def test_any_sums_come_out(rows):
+    names = [f"c{i}" for i in range(len(rows))]
+    secrets, publics = everyone(names)
+    values = torch.tensor(rows, dtype=torch.double)
+    total = unmasked_sum(masked(v, n, secrets[n], publics, "r") for v, n in zip(values, names, strict=True))
+    assert torch.allclose(total, values.sum(0), atol=1e-9)

@@ -47,7 +47,7 @@ class Adversarial(Part):
     epochs: Positive | None = None  # epochs of a round in which they play; all
     # BatchNorm when generated samples pass the shared layers: "batch" normalises them by their own statistics and leaves the
     # running ones, the classifier's, alone; "updated" does as with any batch; "running" by the running ones, which is what the
-    # server will do and yet trains least stably (docs/dafkd.md)
+    # server will do, and was the least stable in the one seed tried (docs/results/dafkd.md)
     generated_norm: Literal["batch", "updated", "running"] = "batch"
 
 
