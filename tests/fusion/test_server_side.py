@@ -14,7 +14,7 @@ from fedstill.errors import FedstillError
 from fedstill.fusion.merge import merge_models, uniform
 from fedstill.fusion.norm import buffer_names, recalibrate
 from fedstill.fusion.options import Source
-from fedstill.fusion.source import draw
+from fedstill.fusion.source import draw, fresh_inputs
 from fedstill.fusion.worst import DropWorst, drop_worst, kept
 from fedstill.message import Message, clone
 from fedstill.models import build_generator
@@ -107,6 +107,25 @@ def test_what_is_held_out_is_nobodys(tiny):
     assert len(task.pool) == 60
     assert len(task.validation) == 24
     assert held + 60 + 24 == 240
+
+
+def test_fresh_distillation_makes_new_samples_in_each_step(tiny, tmp_path):
+    task = Task(tiny(data={"holdout": 0.2}))
+    make = fresh_inputs(Source(kind="noise"), task)
+    rng = stream()
+    first, second = make(6, rng), make(6, rng)
+    assert first.shape == (6, 1, 8, 8)
+    assert not torch.equal(first, second)
+    assert fresh_inputs(Source(), task) is None
+    made = fresh_inputs(Source(kind="generator", generator=f"{__name__}:a_module"), task)
+    assert made(3, rng).shape == (3, 1, 8, 8)
+    algorithm = {"name": "feddf", "source": {"kind": "noise", "size": 32}, "distillation": {"steps": 4, "batch_size": 8}}
+    models = []
+    for fresh in (True, False):
+        algorithm["distillation"]["fresh"] = fresh
+        config = tiny(rounds=1, algorithm=algorithm, evaluation={"ensemble": False})
+        models.append(run(config, tmp_path / str(fresh)).server.models["mlp"])
+    assert not torch.equal(models[0]["head.weight"], models[1]["head.weight"])
 
 
 # -- drop-worst -----------------------------------------------------------------------------------------------------------

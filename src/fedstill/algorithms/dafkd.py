@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fedstill.algorithm import Client, Reply, Round, Server
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
-from fedstill.data.samples import Samples
 from fedstill.errors import FedstillError
 from fedstill.fusion.ensemble import Space, scored_table, summed_space
 from fedstill.fusion.merge import MergeName, by_examples, uniform, weighted_sum
@@ -375,9 +374,9 @@ class DaFKD(FedDF):
         values = {name: value for name, value in server.values.items() if name != "keys"}
         return Server({**server.models, **models}, parts, values)
 
-    def draw(self, server: Server, round: Round) -> Samples:
-        """Line 11: the pool, from the generator or wherever ``source`` says."""
-        return draw(self.options.source, self.task, self.source_rng(round), self.load_generator(server.parts["generator"]))
+    def generator(self, server: Server) -> Generator:
+        """Line 11: the pool comes from the global generator, or wherever else ``source`` says."""
+        return self.load_generator(server.parts["generator"])
 
     def view(self, network: Network) -> Network:
         """Generated features go to the heads alone (Appendix A)."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from torch import nn
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
 from fedstill.algorithms.moon import contrastive_terms
@@ -19,7 +20,7 @@ from fedstill.errors import FedstillError
 from fedstill.fusion.ensemble import Space
 from fedstill.fusion.merge import MergeName, make_merge
 from fedstill.fusion.options import Distillation, Source
-from fedstill.fusion.source import draw
+from fedstill.fusion.source import draw, fresh_inputs
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.transfer import note_personal, transfer
 from fedstill.fusion.weighting import Scene, Weighting, fault_of, make_weighting, options_kind, report_of
@@ -198,12 +199,19 @@ class FedDF(Algorithm):
             round,
             space=self.options.ensemble,
             view=self.view,
+            inputs=fresh_inputs(self.options.source, self.task, self.generator(server))
+            if self.options.distillation.fresh
+            else None,
         )
         return Server({**merged, **models}, server.parts, server.values)
 
     def draw(self, server: Server, round: Round) -> Samples:
         """Line 8: the samples that the teachers speak about."""
-        return draw(self.options.source, self.task, self.source_rng(round))
+        return draw(self.options.source, self.task, self.source_rng(round), self.generator(server))
+
+    def generator(self, server: Server) -> nn.Module | None:
+        """The system's own generator, where it has one."""
+        return None
 
     def view(self, network: Network) -> Network:
         """The part of a network that takes those samples."""

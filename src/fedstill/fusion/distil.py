@@ -54,12 +54,14 @@ def distil(
     rng: torch.Generator,
     optimizer: torch.optim.Optimizer | None = None,
     validation: Samples | None = None,
+    inputs: Callable[[int, torch.Generator], Tensor] | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Distilled:
     """Train ``student`` in place towards the table's targets on ``samples``.
 
-    ``table`` is the fixed table of the round, or for fresh inputs a function that makes one for each batch. With
-    ``validation`` the best snapshot is the result and training stops after ``patience`` steps without a better one.
+    ``table`` is the fixed table of the round, or for fresh inputs a function that makes one for each batch: samples augmented
+    anew, or where ``inputs`` is given as many as it makes. With ``validation`` the best snapshot is the result and
+    training stops after ``patience`` steps without a better one.
     An ``optimizer`` of the caller's (over the student's parameters) keeps its state from one round to the next.
     """
     device = next(student.parameters()).device
@@ -89,7 +91,8 @@ def distil(
             x, wanted = student.normalise(x_all[index]), targets[index]
             weight = counts[index] if counts is not None else None
         else:
-            x = student.normalise(augment(x_all[index], options.augment.flip, options.augment.crop, rng))
+            raw = inputs(len(index), rng).to(device) if inputs is not None else x_all[index]
+            x = student.normalise(augment(raw, options.augment.flip, options.augment.crop, rng))
             live = table(x)  # type: ignore[operator]
             wanted, weight = _targets(live, options), live.sample_weight
         if options.mixup is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from fedstill.models.generator import build_generator
 if TYPE_CHECKING:
     from fedstill.task import Task
 
-__all__ = ["draw", "from_generator", "load_generator", "noise"]
+__all__ = ["draw", "fresh_inputs", "from_generator", "load_generator", "noise"]
 
 
 def noise(task: Task, size: int, rng: torch.Generator) -> Samples:
@@ -87,13 +88,29 @@ def _one(kind: str, size: int, source: Source, task: Task, rng: torch.Generator,
     if kind == "noise":
         return noise(task, size, rng)
     if kind == "generator":
-        found = generator if generator is not None else load_generator(source.generator, task) if source.generator else None
-        if found is None:
-            raise FedstillError("source.kind = 'generator' needs source.generator: a file or module.path:callable")
-        return from_generator(found, size, rng)
+        return from_generator(_frozen(source, task, generator), size, rng)
     if task.pool is None:
         raise FedstillError("distilling on unlabelled data needs a pool: set data.server, data.target or data.holdout")
     if source.kind == "mixture" and size < len(task.pool):
         index: Tensor = torch.randperm(len(task.pool), generator=rng)[:size]
         return task.pool.samples.take(index)
     return task.pool.samples
+
+
+def _frozen(source: Source, task: Task, generator: nn.Module | None) -> nn.Module:
+    found = generator if generator is not None else load_generator(source.generator, task) if source.generator else None
+    if found is None:
+        raise FedstillError("source.kind = 'generator' needs source.generator: a file or module.path:callable")
+    return found
+
+
+def fresh_inputs(
+    source: Source, task: Task, generator: nn.Module | None = None
+) -> Callable[[int, torch.Generator], Tensor] | None:
+    """What makes so many new inputs, where each step of distillation is to have its own; None where the inputs are data."""
+    if source.kind == "noise":
+        return lambda size, rng: noise(task, size, rng).x
+    if source.kind == "generator":
+        found = _frozen(source, task, generator)
+        return lambda size, rng: from_generator(found, size, rng).x
+    return None

@@ -39,10 +39,12 @@ def transfer(
     *,
     space: Space = "logits",
     view: Callable[[Network], Network] = lambda network: network,
+    inputs: Callable[[int, torch.Generator], Tensor] | None = None,
 ) -> dict[str, State]:
     """Distil the teachers into every model of ``models`` (the students' starts); returns the students' weights.
 
-    ``view`` is the part of a network that takes ``samples``: all of it, or where they are features only its head.
+    ``view`` is the part of a network that takes ``samples``: all of it, or where they are features only its head. ``inputs``
+    makes new ones for each step, where ``options.fresh`` asks for that.
 
     Notes in the round: the merged models' and the ensemble's accuracy, mean teacher weights, losses, and a warning where
     validation data says that distillation hurt.
@@ -61,7 +63,7 @@ def transfer(
             **live,  # type: ignore[arg-type]
         )
         note_weights(task, teachers, table, samples, round)
-    students = learn(task, models, samples, table, options, round, view=view)
+    students = learn(task, models, samples, table, options, round, view=view, inputs=inputs)
     # measured last, so that a weighting which draws at random gives the same model whether or not it is measured
     note_ceiling(task, models, teachers, weighting, options, round, space)
     return students
@@ -76,6 +78,7 @@ def learn(
     round: Round,
     *,
     view: Callable[[Network], Network] = lambda network: network,
+    inputs: Callable[[int, torch.Generator], Tensor] | None = None,
 ) -> dict[str, State]:
     """The students' part of :func:`transfer`, for a table that is already there."""
     students: dict[str, State] = {}
@@ -89,6 +92,7 @@ def learn(
             options,
             rng=round.rng("distil", name),
             validation=task.validation if view(student) is student else None,
+            inputs=inputs,
             progress=lambda step, of, name=name: round.progress(f"distil {name}", step, of),  # type: ignore[misc]
         )
         if not math.isfinite(done.last_loss):
