@@ -36,7 +36,7 @@ ANGLES = ((60, 180, 300), (120, 240, 0))  # degrees at which a client's clouds o
 RADIUS, SPREAD, EACH = 1.8, 0.45, 40
 SIDE = 3.0  # the plane is (-3, 3) x (-3, 3)
 PIXELS = 120
-LOCAL = Local(epochs=40, batch_size=16, optimizer=Optimizer(name="sgd", lr=0.3, momentum=0.9))
+LOCAL = Local(epochs=40, batch_size=16, optimizer=Optimizer(name="sgd", lr=0.1, momentum=0.9))
 DISTILLATION = Distillation(steps=500, batch_size=60)
 
 
