@@ -39,7 +39,7 @@ def tree(folder, **algorithm):
     return {
         "rounds": 2,
         "data": {"domains": [str(folder)], "holdout": 0.3, "text": {"length": 8, "vocab": 128}},
-        "clients": {"per_domain": 3, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+        "clients": {"per_domain": 3},
         "model": {"name": "text-small", "options": {"width": 16, "layers": 1, "heads": 2}},
         "local": {"epochs": 3, "batch_size": 16, "optimizer": {"name": "adam", "lr": 0.01}},
         "algorithm": algorithm,
