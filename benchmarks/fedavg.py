@@ -25,7 +25,7 @@ from fedstill.run.loop import drive, sample_clients, threads
 from fedstill.task import Task
 
 SETTINGS = {
-    "mnist-cnn": {"domain": "mnist", "model": "cnn", "size": 28},
+    "mnist-cnn": {"domain": "mnist", "model": "cnn-small", "size": 28},
     "cifar10-resnet8": {"domain": "cifar10", "model": "resnet8", "size": 32, "limit": 8000},
 }
 

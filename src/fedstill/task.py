@@ -21,7 +21,7 @@ from fedstill.data.shifts import flip_labels, shift_labels
 from fedstill.errors import FedstillError
 from fedstill.message import Message, State, clone
 from fedstill.models import build
-from fedstill.models.binary import FULL_PRECISION
+from fedstill.models.binary import FULL_PRECISION, pack_bits
 from fedstill.models.network import Network
 from fedstill.run.config import Config
 from fedstill.streams import numpy_stream, subseed
@@ -72,6 +72,8 @@ class Task:
         self.seed = config.seed
         self.device = torch.device(config.engine.device)
         self._networks: dict[tuple[str, str], Network] = {}
+        self._live: dict[tuple[str, str], State] = {}
+        self._templates: dict[str, State] = {}
 
     # -- data -----------------------------------------------------------------------------------------------------------
 
@@ -308,9 +310,20 @@ class Task:
         """That network with ``state`` copied into it, in place."""
         network = self.network(prototype, role)
         with torch.no_grad():
-            for name, tensor in network.state_dict().items():
+            for name, tensor in self._tensors(prototype, role).items():
                 tensor.copy_(state[name])
         return network
+
+    def snapshot(self, prototype: str, role: str = "") -> State:
+        """An independent copy of that network's present weights."""
+        return clone(self._tensors(prototype, role))
+
+    def _tensors(self, prototype: str, role: str) -> State:
+        """The network's own tensors: they are changed in place, so they need to be looked up only once."""
+        key = (prototype, role)
+        if key not in self._live:
+            self._live[key] = self.network(prototype, role).state_dict()
+        return self._live[key]
 
     def _build(self, prototype: str, *purpose: object, name: str | None = None) -> Network:
         """A network of this architecture, or of its twin called ``name``, whose tensors have the same names and shapes."""
@@ -342,8 +355,11 @@ class Task:
         return clone(self._initial[key])
 
     def template(self, prototype: str) -> State:
-        """Names, shapes and types of an architecture's state."""
-        return self.network(prototype).state_dict()
+        """Names, shapes and types of an architecture's state as clients send it (1-bit weights packed)."""
+        if prototype not in self._templates:
+            network = self.network(prototype)
+            self._templates[prototype] = pack_bits(network.state_dict(), network)
+        return self._templates[prototype]
 
     def client(self, client: str, round: int, memory: Message | None = None) -> Client:
         """A client, ready to train in ``round``."""

@@ -423,7 +423,7 @@ def _judgement(task: NodeTask, message: Message) -> dict[str, Any]:
     """The accuracy, on the node's own test data, of the model that it was sent; nothing where it was sent no whole model."""
     model = message.group("model")
     prototype = str(message.values.get("prototype", task.clients[task.name].prototype))
-    expected = {name: tensor.shape for name, tensor in task.template(prototype).items()}
+    expected = {name: tensor.shape for name, tensor in task.network(prototype).state_dict().items()}
     if {name: tensor.shape for name, tensor in model.items()} != expected:
         return {}
     return {"accuracy": accuracy(task.load(prototype, model), task.test), "tested": len(task.test)}

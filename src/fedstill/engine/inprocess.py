@@ -19,8 +19,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedstill.algorithm import Algorithm
 from fedstill.engine import Outcome, Spool
 from fedstill.engine.memory import Memory, Remembers
@@ -29,7 +27,7 @@ from fedstill.local.poison import false_update
 from fedstill.message import Message
 from fedstill.models.binary import binary_weights, pack_bits
 from fedstill.models.network import Network
-from fedstill.streams import subseed
+from fedstill.streams import seeded
 
 __all__ = ["InProcess", "reason_of", "received", "train_client"]
 
@@ -42,8 +40,7 @@ def train_client(algorithm: Algorithm, client: str, round: int, phase: str, mess
     person = task.client(client, round, before)
     local_buffers = keeps_buffers(algorithm, phase)
     message = received(algorithm, message, before, phase)
-    with torch.random.fork_rng(devices=[]):  # dropout and the like draw from torch's own generator
-        torch.manual_seed(subseed(task.seed, "train", client, round, phase))
+    with seeded(task.seed, "train", client, round, phase, device=task.device):
         reply = algorithm.train(message, person, phase)
     if local_buffers:
         names = buffer_names(person.network)

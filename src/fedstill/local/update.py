@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fedstill.algorithm import Client
 from fedstill.local.fit import Term, fit, learning_rate
-from fedstill.message import Message, State, clone
+from fedstill.message import Message, State
 
 __all__ = ["local_update"]
 
@@ -26,4 +26,4 @@ def local_update(
     network = client.task.load(client.prototype, message.group("model") if start is None else start)
     rate = learning_rate(config.local.optimizer.lr, config.local.schedule, client.round, config.rounds)
     done = fit(network, client.data, config.local, rng=client.rng("fit"), lr=rate, terms=terms, base_loss=base_loss)
-    return Message.of(model=clone(network.state_dict()), samples=len(client.data), loss=done.loss)
+    return Message.of(model=client.task.snapshot(client.prototype), samples=len(client.data), loss=done.loss)

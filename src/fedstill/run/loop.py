@@ -22,11 +22,11 @@ from fedstill.errors import FedstillError
 from fedstill.fusion.norm import buffer_names
 from fedstill.fusion.screen import fault
 from fedstill.message import Message, State, atomic_write, to_json
-from fedstill.models.binary import pack_bits, unpack_bits
+from fedstill.models.binary import binary_weights, unpack_bits
 from fedstill.run import history as records
 from fedstill.run.checkpoint import load_checkpoint, save_checkpoint
 from fedstill.run.config import Config, to_toml
-from fedstill.streams import numpy_stream, subseed
+from fedstill.streams import numpy_stream, seeded
 from fedstill.task import Task
 
 __all__ = ["Listener", "Result", "drive", "run", "sample_clients"]
@@ -236,8 +236,7 @@ def _round(
             )
         clock = time.perf_counter()
         evaluated = context.notes.get("evaluate_seconds", 0.0)
-        with torch.random.fork_rng(devices=[]):  # dropout and the like draw from torch's own generator
-            torch.manual_seed(subseed(config.seed, "fuse", context.number, phase))
+        with seeded(config.seed, "fuse", context.number, phase, device=algorithm.task.device):
             server = algorithm.fuse(server, [found[client] for client in present], context)
         spent = time.perf_counter() - clock
         measured = context.notes.get("evaluate_seconds", 0.0) - evaluated
@@ -282,8 +281,8 @@ def _screened(
     required = algorithm.required(phase)
     if "model" in required:
         network = algorithm.task.network(info.prototype)
-        template = pack_bits(network.state_dict(), network)
-        if template.keys() != network.state_dict().keys():  # 1-bit weights arrive packed
+        template = algorithm.task.template(info.prototype)
+        if binary_weights(network):  # 1-bit weights arrive packed
             decode = lambda state: unpack_bits(state, network)
         if algorithm.task.config.model.buffers == "local":  # statistics stay with the clients; the server's stand in
             kept = {name: server.models[info.prototype][name] for name in buffer_names(network)}
