@@ -157,9 +157,10 @@ def note_merged(task: Task, models: Mapping[str, State], round: Round) -> bool:
 
 
 def note_personal(task: Task, replies: Sequence[Reply], round: Round) -> None:
-    """Note how well each client's own model does on its own domain's test set (``personal_accuracy``)."""
+    """Note how well each client's own model does on its own domain's test set, where the server has one."""
     evaluation = task.config.evaluation
-    if round.number % evaluation.every and round.number != round.total:
+    replies = [reply for reply in replies if reply.domain in task.domains]
+    if not replies or (round.number % evaluation.every and round.number != round.total):
         return
     clock = time.perf_counter()
     round.note(
