@@ -67,7 +67,7 @@ def test_nodes_that_die_hang_or_lie_cost_their_replies(pace, tmp_path):
         options={"distillation": {"steps": 3}},
         rounds=3,
         data={"domains": ["embedded:mnist", "embedded:optdigits", "embedded:rotated"]},
-        clients={"per_domain": 2, "timeout": max(20.0, 6 * pace)},
+        clients={"per_domain": 2, "timeout": max(45.0, 15 * pace)},
         model={"clients": ["mlp", "cnn-small"], "options": {}, "by": "client"},
     )
     out = tmp_path / "out"
@@ -76,7 +76,7 @@ def test_nodes_that_die_hang_or_lie_cost_their_replies(pace, tmp_path):
         submitted = link.submit(write_app(tmp_path / "app", setup), {"out": str(out), "nodes": 6})
         until(lambda: len(read_history(out / "history.jsonl")) == 1, 90 + 60 * pace, "the first round")
         os.killpg(nodes[5].pid, signal.SIGKILL)  # the machine of rotated-1 loses power
-        submitted.wait(60 + 80 * pace)
+        submitted.wait(240 + 100 * pace)
         first, second, third = read_history(out / "history.jsonl")
         started = [process.pid for process in link.processes]
     assert not first["dropped"]

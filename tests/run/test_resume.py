@@ -16,7 +16,7 @@ from fedstill.run.checkpoint import load_checkpoint
 from fedstill.run.config import to_toml
 from fedstill.run.loop import run
 
-ROUNDS = 12
+ROUNDS = 80
 
 
 def command(config, out, *more):

@@ -49,8 +49,8 @@ _ARCHITECTURES: dict[str, Architecture] = {
 def names() -> list[str]:
     """Every built-in model.
 
-    >>> names()[:4]
-    ['mlp', 'cnn', 'lenet', 'resnet8']
+    >>> names()[:3]
+    ['mlp', 'cnn', 'cnn-small']
     """
     return list(_ARCHITECTURES)
 
