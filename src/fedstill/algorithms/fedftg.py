@@ -15,9 +15,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedstill.algorithm import Client, Reply, Round, Server
+from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithms.counting import Counting
 from fedstill.algorithms.dafkd import GeneratorPart, class_grid
-from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
+from fedstill.algorithms.fedavg import FedAvgOptions
 from fedstill.errors import FedstillError
 from fedstill.fusion.divergence import divergence
 from fedstill.fusion.diversity import diversity_loss
@@ -25,11 +26,9 @@ from fedstill.fusion.norm import freeze_statistics
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.transfer import note_merged
 from fedstill.fusion.weightings.counts import class_weights
-from fedstill.fusion.weightings.counts import fault as counts_fault
 from fedstill.local.fit import optimiser
 from fedstill.local.options import Optimizer
-from fedstill.local.reports import make_report
-from fedstill.message import Message, State, clone
+from fedstill.message import State, clone
 from fedstill.models.generator import Generator, build_generator
 from fedstill.models.network import Network
 from fedstill.options import Part, Positive
@@ -71,7 +70,7 @@ def disagreement(student: Tensor, teacher: Tensor, gap: str = "kl") -> Tensor:
     return (mine.exp() * (mine - theirs)).sum(1)
 
 
-class FedFTG(FedAvg):
+class FedFTG(Counting):
     """FedAvg, fine-tuned on the server without data."""
 
     name = "fedftg"
@@ -92,18 +91,6 @@ class FedFTG(FedAvg):
         super().__init__(task, options)
         if len(task.prototypes) > 1:
             raise FedstillError("fedftg fine-tunes one model: give every client the same architecture")
-
-    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """FedAvg's training, and how many samples of each class there are."""
-        reply = super().train(message, client, phase)
-        return reply.with_parts(counts=make_report("counts", message, client, {}))
-
-    def screen(self, server: Server, client: str, message: Message) -> str | None:
-        """Label counts must be one number a class."""
-        problem = super().screen(server, client, message) or counts_fault(message.group("counts"), 0)
-        if problem is None and len(message.group("counts")["labels"]) != len(self.task.classes):
-            return "its 'counts' are not of this task's classes"
-        return problem
 
     def generator(self, state: State | None = None) -> Generator:
         """The generator, with ``state`` or its initial weights."""

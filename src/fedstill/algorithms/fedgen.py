@@ -16,15 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstill.algorithm import Client, Reply, Round, Server
-from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
+from fedstill.algorithms.counting import Counting
+from fedstill.algorithms.fedavg import FedAvgOptions
 from fedstill.errors import FedstillError
 from fedstill.fusion.diversity import diversity_loss
 from fedstill.fusion.teacher import teachers_of
 from fedstill.fusion.weightings.counts import class_weights
-from fedstill.fusion.weightings.counts import fault as counts_fault
 from fedstill.local.fit import Batch, Term, optimiser
 from fedstill.local.options import Optimizer
-from fedstill.local.reports import make_report
 from fedstill.message import Message, State, clone
 from fedstill.models.generator import Generator, build_generator
 from fedstill.options import Part, Positive
@@ -66,7 +65,7 @@ def fedgen_loss(heads: Sequence[nn.Module], shares: Tensor, made: Tensor, labels
     return torch.stack(terms).sum()
 
 
-class FedGen(FedAvg):
+class FedGen(Counting):
     """FedAvg with a generator of features that the clients' heads teach and that teaches the clients."""
 
     name = "fedgen"
@@ -133,18 +132,6 @@ class FedGen(FedAvg):
             return fade * (options.generative * generative + options.latent * latent)
 
         return term
-
-    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """Train with the terms, and tell how many samples of each class there are."""
-        reply = super().train(message, client, phase)
-        return reply.with_parts(counts=make_report("counts", message, client, {}))
-
-    def screen(self, server: Server, client: str, message: Message) -> str | None:
-        """Label counts must be one number a class."""
-        problem = super().screen(server, client, message) or counts_fault(message.group("counts"), 0)
-        if problem is None and len(message.group("counts")["labels"]) != len(self.task.classes):
-            return "its 'counts' are not of this task's classes"
-        return problem
 
     # -- the server --------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,27 @@
+"""Clients that also tell how many samples of each class they have, as FedGen's and FedFTG's servers need to know."""
+
+from __future__ import annotations
+
+from fedstill.algorithm import Client, Server
+from fedstill.algorithms.fedavg import FedAvg
+from fedstill.fusion.weightings.counts import fault as counts_fault
+from fedstill.local.reports import make_report
+from fedstill.message import Message
+
+__all__ = ["Counting"]
+
+
+class Counting(FedAvg):
+    """FedAvg whose replies have label counts (which reveal each client's label histogram)."""
+
+    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+        """FedAvg's training, and how many samples of each class there are."""
+        reply = super().train(message, client, phase)
+        return reply.with_parts(counts=make_report("counts", message, client, {}))
+
+    def screen(self, server: Server, client: str, message: Message) -> str | None:
+        """Label counts must be one number a class."""
+        problem = super().screen(server, client, message) or counts_fault(message.group("counts"), 0)
+        if problem is None and len(message.group("counts")["labels"]) != len(self.task.classes):
+            return "its 'counts' are not of this task's classes"
+        return problem
