@@ -80,6 +80,21 @@ class Spool:
         path.write_bytes(reply.to_bytes())
         return lambda: Message.load(path)
 
+    def reader(self, path: Path) -> Callable[[], Message]:
+        """Reads the reply that another process wrote to ``path``; once, while replies are small."""
+        kept: list[Message] = []
+
+        def read() -> Message:
+            if kept:
+                return kept[0]
+            message = Message.load(path)
+            self.held += message.nbytes
+            if self.held <= self.most:
+                kept.append(message)
+            return message
+
+        return read
+
     def close(self) -> None:
         """Remove the files."""
         shutil.rmtree(self.folder, ignore_errors=True)

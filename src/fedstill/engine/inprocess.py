@@ -7,6 +7,7 @@ data (pages shared between processes) and keeps one network per architecture who
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -198,35 +199,46 @@ class Worker:
         return process
 
     def work(self, jobs: queue.SimpleQueue[dict[str, Any]], results: queue.SimpleQueue[Outcome]) -> None:
-        """Take jobs until there are none; every job taken gives exactly one result."""
-        while True:
-            try:
-                job = jobs.get_nowait()
-            except queue.Empty:
-                return
-            results.put(self._do(job))
+        """Take jobs until there are none; every job taken gives exactly one result.
 
-    def _do(self, job: dict[str, Any]) -> Outcome:
+        The next job is on its way before the last one's result is handed over, so that the process never waits for the loop.
+        """
+        job = self._send(jobs)
+        while job is not None:
+            answer = self._receive()
+            following = self._send(jobs)
+            results.put(self._outcome(job, answer))
+            job = following
+
+    def _send(self, jobs: queue.SimpleQueue[dict[str, Any]]) -> dict[str, Any] | None:
+        try:
+            job = jobs.get_nowait()
+        except queue.Empty:
+            return None
         if self.process is None:
             self.process = self._start()
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # a process that has died answers nothing, and that is what counts
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            self.process.stdin.flush()
+        return job
+
+    def _receive(self) -> dict[str, Any]:
         process = self.process
-        assert process.stdin is not None
+        assert process is not None
         assert process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(job).encode() + b"\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except OSError:
-            line = b""
-        if not line:
-            code = process.wait()
-            self.process = None
-            return Outcome(job["client"], reason=f"its worker process ended with status {code}")
-        answer = json.loads(line)
+        line = process.stdout.readline()
+        if line:
+            return json.loads(line)
+        code = process.wait()
+        process.stdout.close()
+        self.process = None
+        return {"error": f"its worker process ended with status {code}"}
+
+    def _outcome(self, job: dict[str, Any], answer: dict[str, Any]) -> Outcome:
         if "error" in answer:
             return Outcome(job["client"], reason=answer["error"])
-        path = Path(job["reply"])
-        return Outcome(job["client"], lambda: Message.load(path), nbytes=answer["nbytes"])
+        return Outcome(job["client"], self.engine.spool.reader(Path(job["reply"])), nbytes=answer["nbytes"])
 
     def stop(self, kill: bool = False) -> None:
         """End the process, at once if ``kill``."""

@@ -42,8 +42,9 @@ class CNN(Network):
         stages = [stage(before, after) for before, after in pairwise((channels, *widths))]
         self.body = nn.Sequential(*(layer for layers in stages for layer in layers))
         # Images above 32 pixels are averaged down to 8 x 8 maps, so that the layer behind them does not grow.
-        height, width = (max(1, min(side // 2 ** len(widths), 8)) for side in (height, width))
-        self.pool = nn.AdaptiveAvgPool2d((height, width))
+        maps = [side // 2 ** len(widths) for side in (height, width)]
+        height, width = (max(1, min(side, 8)) for side in maps)
+        self.pool = nn.Identity() if maps == [height, width] else nn.AdaptiveAvgPool2d((height, width))
         self.fc = nn.Sequential(nn.Linear(widths[-1] * height * width, hidden), nn.ReLU(inplace=True))
         self.feature_dim, self.classes = hidden, classes
         self.head = nn.Linear(hidden, classes)
