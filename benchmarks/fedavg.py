@@ -2,17 +2,21 @@
 
     python benchmarks/fedavg.py --data DIR [--repeat 5] [--only mnist-cnn]
 
-Both are warmed up (the first optimiser of a process imports half of torch), take turns, and the median counts.
+Both are warmed up (the first optimiser of a process imports half of torch), take turns, and the median counts. The floor that
+the machine sets for two workers is measured too: two bare loops side by side, one thread and half of the rounds each.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -75,6 +79,43 @@ def bare(task: Task, rounds: int) -> float:
     return time.perf_counter() - clock
 
 
+_task: Task  # of a process of the floor
+
+
+def _prepare(tree: dict[str, Any]) -> None:
+    global _task
+    torch.set_num_threads(1)
+    _task = Task(parse(tree))
+    bare(_task, 1)
+
+
+def _half(rounds: int) -> float:
+    return bare(_task, rounds)
+
+
+class Floor:
+    """Two bare loops side by side in processes of one thread: what no engine with two workers can beat by much."""
+
+    def __init__(self, config: Config) -> None:
+        tree = config.model_dump(mode="json", exclude_none=True)
+        self.halves = [
+            ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_prepare, initargs=(tree,)) for _ in range(2)
+        ]
+        self.run(2)
+
+    def run(self, rounds: int) -> float:
+        """Seconds until both are done with half of ``rounds``."""
+        clock = time.perf_counter()
+        for future in [half.submit(_half, rounds // 2) for half in self.halves]:
+            future.result()
+        return time.perf_counter() - clock
+
+    def close(self) -> None:
+        """Stop both."""
+        for half in self.halves:
+            half.shutdown()
+
+
 class Ours:
     """Our engine, kept alive so that starting workers is not part of the time."""
 
@@ -115,21 +156,27 @@ def main() -> None:
             for ours in kinds.values():
                 stack.callback(ours.engine.close)
                 ours.run()
-            times: dict[str, list[float]] = {"bare": [], **{kind: [] for kind in kinds}}
+            floor = Floor(config)
+            stack.callback(floor.close)
+            times: dict[str, list[float]] = {"bare": [], "floor": [], **{kind: [] for kind in kinds}}
             spent: dict[str, dict[str, float]] = {}
             with threads(2):
                 bare(task, 1)
             for _ in range(given.repeat):
                 with threads(2):
                     times["bare"].append(bare(task, given.rounds))
+                times["floor"].append(floor.run(given.rounds))
                 for kind, ours in kinds.items():
                     seconds, spent[kind] = ours.run()
                     times[kind].append(seconds)
         base = median(times["bare"])
         print(f"{name}: bare loop with 2 threads {base:.2f} s (of {', '.join(f'{t:.2f}' for t in times['bare'])})")
+        print(f"  two bare loops, 1 thread and half of the rounds each: {median(times['floor']) / base:.2f} of it")
         for kind in kinds:
             parts = ", ".join(f"{part} {value:.2f}" for part, value in spent[kind].items())
-            print(f"  {kind}: {median(times[kind]) / base:.2f} of it ({median(times[kind]):.2f} s; last run: {parts})")
+            print(
+                f"  {kind}: {median(times[kind]) / base:.2f} of it ({median(times[kind]):.2f} s; last run: {parts})", flush=True
+            )
 
 
 if __name__ == "__main__":
