@@ -97,6 +97,8 @@ class InProcess:
         self.spool = Spool()
         self.log = folder / "errors.log"  # what clients failed with, in full
         self.workers = [Worker(self, number) for number in range(workers)]
+        for worker in self.workers:  # they import and load while the loop gets ready
+            worker.start()
 
     def exchange(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
         """See :class:`fedstill.engine.Engine`."""
@@ -167,14 +169,17 @@ class InProcess:
 
 
 class Worker:
-    """One subprocess; started when first needed, and again if it dies."""
+    """One subprocess; started again if it dies."""
 
     def __init__(self, engine: InProcess, number: int):
         self.engine = engine
         self.number = number
         self.process: subprocess.Popen[bytes] | None = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
+        """The process, which gets ready on its own; started where there is none."""
+        if self.process is not None:
+            return self.process
         task = self.engine.algorithm.task
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
@@ -196,6 +201,7 @@ class Worker:
         assert process.stdin is not None
         process.stdin.write(json.dumps(hello).encode() + b"\n")
         process.stdin.flush()
+        self.process = process
         return process
 
     def work(self, jobs: queue.SimpleQueue[dict[str, Any]], results: queue.SimpleQueue[Outcome]) -> None:
@@ -215,12 +221,11 @@ class Worker:
             job = jobs.get_nowait()
         except queue.Empty:
             return None
-        if self.process is None:
-            self.process = self._start()
-        assert self.process.stdin is not None
+        stdin = self.start().stdin
+        assert stdin is not None
         with contextlib.suppress(OSError):  # a process that has died answers nothing, and that is what counts
-            self.process.stdin.write(json.dumps(job).encode() + b"\n")
-            self.process.stdin.flush()
+            stdin.write(json.dumps(job).encode() + b"\n")
+            stdin.flush()
         return job
 
     def _receive(self) -> dict[str, Any]:
