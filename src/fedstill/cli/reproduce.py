@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from rich.table import Table
 from fedstill.cli.run import Set
 from fedstill.cli.show import Shown, console
 from fedstill.errors import FedstillError
-from fedstill.reproduce import Plan, cell_texts, studies
+from fedstill.reproduce import Plan, cell_texts, grid, studies
 from fedstill.reproduce import reproduce as run_study
 
 __all__ = ["reproduce"]
@@ -47,15 +48,28 @@ def reproduce(
     clock = time.monotonic()
     plan = Plan(folder, data, scale, numbers, rows, places, tuple(set_ or ()), lambda run: Shown(run, who=False))  # type: ignore[arg-type]
     chosen, cells = run_study(name, plan)
-    shown = Table(title=f"{chosen.title} ({scale} scale, seeds {seeds})")
-    for column in ("", "", "paper", "ours", "difference"):
-        shown.add_column(column)
-    for found in cells:
-        shown.add_row(found.row, found.column, *cell_texts(found, chosen.unit))
-    console.print(shown)
+    title = f"{chosen.title} ({scale} scale, seeds {seeds})"
+    if any(found.paper and found.ours for found in cells):  # one line a figure: three columns for each would not fit
+        heads, lines = ["", "", "paper", "ours", "difference"], [[c.row, c.column, *cell_texts(c, chosen.unit)] for c in cells]
+        print_table(title, heads, lines)
+    else:
+        print_table(title, *grid([found for found in cells if found.ours], chosen.unit))
+        published = [found for found in cells if found.paper]
+        if published:
+            print_table("The paper's figures", *grid(published, chosen.unit))
     if chosen.note:
         console.print(chosen.note)
     console.print(f"{time.monotonic() - clock:.0f} s; the table: {folder / 'table.md'}", soft_wrap=True)
+
+
+def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on the terminal."""
+    shown = Table(title=title)
+    for head in heads:
+        shown.add_column(head)
+    for row in rows:
+        shown.add_row(*row)
+    console.print(shown)
 
 
 def listing() -> Table:

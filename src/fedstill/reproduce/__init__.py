@@ -24,7 +24,7 @@ from fedstill.run.history import read_history
 from fedstill.run.loop import Listener, run
 from fedstill.run.presets import resolve
 
-__all__ = ["Cell", "Plan", "Published", "Study", "cell", "published", "reproduce", "runs_of", "studies", "study", "table"]
+__all__ = ["Cell", "Plan", "Published", "Study", "cell", "grid", "published", "reproduce", "runs_of", "studies", "study", "table"]
 
 Scale = Literal["tiny", "small", "paper"]  # a study without a tiny protocol runs its small one
 
@@ -188,20 +188,31 @@ def reproduce(name: str, plan: Plan) -> tuple[Study, list[Cell]]:
 
 def table(chosen: Study, cells: Sequence[Cell]) -> str:
     """The study as Markdown: for every column the paper's value, ours (mean ± deviation over seeds) and the difference."""
-    columns = list(dict.fromkeys(c.column for c in cells))
-    rows = list(dict.fromkeys(c.row for c in cells))
-    lines = [f"### {chosen.title}", ""]
-    lines.append("| | " + " | ".join(f"{column}: paper | ours | difference" for column in columns) + " |")
-    lines.append("|---" * (1 + 3 * len(columns)) + "|")
-    by_place = {(c.row, c.column): c for c in cells}
-    for row in rows:
-        words = [row]
-        for column in columns:
-            words += cell_texts(by_place.get((row, column)), chosen.unit)
-        lines.append("| " + " | ".join(words) + " |")
+    heads, rows = grid(cells, chosen.unit)
+    lines = [f"### {chosen.title}", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
     if chosen.note:
         lines += ["", chosen.note]
     return "\n".join(lines) + "\n"
+
+
+def grid(cells: Sequence[Cell], unit: str) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of the study's table, with one column instead of three where only the paper or only we have figures.
+
+    >>> grid([Cell("FedAvg", "MNIST", (0.9,), Published(0.91)), Cell("FedAvg", "digits", (0.8,))], "accuracy")
+    (['', 'MNIST: paper', 'ours', 'difference', 'digits'], [['FedAvg', '0.910', '0.900 (1)', '-0.010', '0.800 (1)']])
+    """
+    by_place = {(c.row, c.column): c for c in cells}
+    heads = [""]
+    rows = {c.row: [c.row] for c in cells}
+    for column in dict.fromkeys(c.column for c in cells):
+        here = [c for c in cells if c.column == column]
+        published, measured = any(c.paper for c in here), any(c.ours for c in here)
+        shown = slice(0, 3) if published and measured else slice(0, 1) if published else slice(1, 2)
+        heads += [f"{column}: paper", "ours", "difference"] if published and measured else [column]
+        for row, words in rows.items():
+            words += cell_texts(by_place.get((row, column)), unit)[shown]
+    return heads, list(rows.values())
 
 
 def cell_texts(found: Cell | None, unit: str) -> list[str]:
