@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedstill.algorithm import Round
+from fedstill.algorithm import Reply, Round
 from fedstill.algorithms.fada import (
     Critics,
     FADAOptions,
@@ -17,6 +17,8 @@ from fedstill.algorithms.fada import (
     mutual_information,
     within_clusters,
 )
+from fedstill.fusion.predict import apply
+from fedstill.message import Message, clone
 from fedstill.run.loop import run
 from tests.algorithms.adaptation import algorithm_of, exchange, tiny
 
@@ -84,6 +86,24 @@ def test_the_alignment_terms_by_hand():
     options = FADAOptions(align=1, entropy=1, information=1, reconstruction=1)
     assert feature_loss(critics, f, f, f, options, rng()).item() == pytest.approx(log2 + log4, abs=1e-5)
     assert feature_loss(critics, f + 2, f, f, options, rng()).item() == pytest.approx(log2 + log4 + 4, abs=1e-5)
+
+
+def test_the_target_is_aligned_as_strongly_as_the_option_says():
+    """Fooling the identifiers is weighed against the sources' cross-entropy: twice the weight, twice the way; none, no way."""
+
+    def moved(align: float) -> float:
+        algorithm = algorithm_of(tiny("fada", **{**SMALL, "align": align}))
+        task = algorithm.task
+        network = task.load(algorithm.prototype, task.initial(algorithm.prototype), role="student")
+        before = {name: p.detach().clone() for name, p in network.named_parameters()}
+        inside = apply(network.backbone, network, task.pool.samples).shape[1]
+        identifier = clone(algorithm.critics(network, inside, "a").domain.state_dict())
+        reply = Reply("a", "a", algorithm.prototype, 1, lambda: Message.of(domain=identifier))
+        algorithm.align(network, [reply], [1.0], Round(1, 2, task.seed, phase="sync-0"))
+        return max(float((p.detach() - before[name]).abs().max()) for name, p in network.named_parameters())
+
+    assert moved(0.0) == 0.0
+    assert moved(2e-4) == pytest.approx(2 * moved(1e-4), rel=0.05)
 
 
 def test_attention_prefers_the_source_that_tightens_clusters():

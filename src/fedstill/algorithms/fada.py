@@ -54,7 +54,7 @@ class FADAOptions(Options):
     clusters: Positive | None = None  # of k-means; the number of classes where not given
     attended: Positive = 512  # target samples that attention looks at
     width: Positive = 256  # of the identifiers' and the estimator's hidden layers (DAL: 256, 512)
-    optimizer: Optimizer = Optimizer(name="adam", lr=2e-4, weight_decay=5e-4)  # of the critics, and of G_t on the server
+    optimizer: Optimizer = Optimizer(name="adam", lr=2e-4, weight_decay=5e-4)  # of the critics
 
 
 class Critics(nn.Module):
@@ -274,7 +274,10 @@ class FADA(Algorithm):
             critics.domain.load_state_dict(state)
             identifiers.append(critics.domain.requires_grad_(False))
         inside = {id(p) for part in (network.neck, network.head) for p in part.parameters()}
-        step = optimiser(self.options.optimizer, [p for p in network.parameters() if id(p) not in inside])
+        # the sources' own step: `align` weighs fooling against their cross-entropy, which an optimiser of its own would undo
+        # (Adam does not see a factor in front of its loss)
+        rate = learning_rate(self.local.optimizer.lr, self.local.schedule, round.number, round.total)
+        step = optimiser(self.local.optimizer, [p for p in network.parameters() if id(p) not in inside], rate)
         network.train()
         rng = round.rng("align", round.phase)
         for index in batches(len(pool), self.local.batch_size, rng, steps=self.steps(round.phase)):
