@@ -173,3 +173,30 @@ def _is_server(process):
         return any("flwr-serverapp" in part for part in process.cmdline())
     except psutil.NoSuchProcess:
         return False
+
+
+def test_ctrl_c_stops_everything_that_was_started(pace, tmp_path):
+    (tmp_path / "run.toml").write_text(to_toml(config("fedavg", rounds=50)))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {
+        **os.environ,
+        "TMPDIR": str(scratch),
+        "PYTHONPATH": os.pathsep.join(str(Path(p or ".").resolve()) for p in sys.path),
+    }
+    command = [sys.executable, "-m", "fedstill", "flower", "up", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out")]
+    with open(tmp_path / "said", "wb") as said:
+        process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=said, stderr=said)
+    try:
+        until(lambda: len(read_history(tmp_path / "out" / "history.jsonl")) > 0, 90 + 60 * pace, "the first round")
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30 + 5 * pace) == 130
+    finally:
+        process.kill()
+    assert len(started) >= 4  # the link, two nodes, the run
+    _, alive = psutil.wait_procs(started, timeout=5)
+    assert not alive
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(scratch) in " ".join(p.info["cmdline"] or [])]
+    assert not list(scratch.glob("fedstill-flower-*"))  # keys and certificates are removed too
+    assert "--resume" in (tmp_path / "said").read_text()

@@ -61,6 +61,7 @@ def main() -> None:
     except FedstillError as error:
         print(f"fedstill: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("fedstill: stopped; a run that was in progress can be resumed with --resume", file=sys.stderr)
-        raise SystemExit(130) from None
+    except SystemExit as ended:
+        if ended.code == 130:  # what typer makes of Ctrl-C, without a word
+            print("fedstill: stopped; a run that was in progress can be resumed with --resume", file=sys.stderr)
+        raise
