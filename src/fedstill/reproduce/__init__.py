@@ -11,7 +11,7 @@ import json
 import pkgutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
@@ -202,17 +202,23 @@ def grid(cells: Sequence[Cell], unit: str) -> tuple[list[str], list[list[str]]]:
     >>> grid([Cell("FedAvg", "MNIST", (0.9,), Published(0.91)), Cell("FedAvg", "digits", (0.8,))], "accuracy")
     (['', 'MNIST: paper', 'ours', 'difference', 'digits'], [['FedAvg', '0.910', '0.900 (1)', '-0.010', '0.800 (1)']])
     """
-    by_place = {(c.row, c.column): c for c in cells}
     heads = [""]
     rows = {c.row: [c.row] for c in cells}
     for column in dict.fromkeys(c.column for c in cells):
         here = [c for c in cells if c.column == column]
         published, measured = any(c.paper for c in here), any(c.ours for c in here)
         shown = slice(0, 3) if published and measured else slice(0, 1) if published else slice(1, 2)
+        notes = {c.paper.note for c in here if c.paper}
+        if not measured and len(notes) == 1:  # said once, above the column
+            column, here = " ".join([column, *(f"({note})" for note in notes if note)]), [_without_note(c) for c in here]
         heads += [f"{column}: paper", "ours", "difference"] if published and measured else [column]
         for row, words in rows.items():
-            words += cell_texts(by_place.get((row, column)), unit)[shown]
+            words += cell_texts(next((c for c in here if c.row == row), None), unit)[shown]
     return heads, list(rows.values())
+
+
+def _without_note(cell: Cell) -> Cell:
+    return replace(cell, paper=replace(cell.paper, note="")) if cell.paper else cell
 
 
 def cell_texts(found: Cell | None, unit: str) -> list[str]:
