@@ -37,9 +37,11 @@ def recalibrate(network: Network, samples: Samples, batch_size: int = 256) -> Ne
         layer.train()
     device = next(network.parameters()).device
     with torch.no_grad():
-        for x in samples.x.split(batch_size):
-            if len(x) > 1:
-                network(network.normalise(x.to(device)))
+        # batches of equal size, since each counts alike, and of mixed samples: a pool may come sorted by class or domain
+        order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))
+        for index in order.chunk(-(-len(samples) // batch_size)):
+            if len(index) > 1:
+                network(network.normalise(samples.x[index].to(device)))
     for layer, momentum in kept:
         layer.momentum = momentum
     network.train(was_training)
