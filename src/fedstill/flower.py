@@ -225,7 +225,7 @@ class FedD3A(FedDF):
 
     def __init__(self, model: nn.Module, pool: Tensor, *, options: FedD3AOptions = FedD3AOptions(), **rest: Any):
         super().__init__(model, pool, **{"distillation": options.distillation, "ensemble": options.ensemble, **rest})
-        self.options = options.weighting_options
+        self.options = Projection.model_validate(options.weighting_options)
 
     def shares(self, messages: Sequence[Message]) -> list[float]:
         """All alike, as in the paper."""

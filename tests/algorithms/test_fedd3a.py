@@ -93,12 +93,17 @@ def test_defaults_are_the_papers_and_survive_a_partial_table(tiny):
 def test_a_mistake_in_the_options_is_one_line(tiny):
     with pytest.raises(FedstillError, match=r"unknown key 'algorithm.weighting_options.rnk'; did you mean 'rank'\?"):
         fedd3a(tiny, algorithm={"weighting_options": {"rnk": 3}})
-    config = tiny(
-        data={"server": "embedded:rotated"},
-        algorithm={"name": "feddf", "weighting": "soft", "weighting_options": {"rnk": 3}},
-    )
     with pytest.raises(FedstillError, match="unknown key 'algorithm.weighting_options.rnk'"):
-        create(Task(config))
+        tiny(
+            data={"server": "embedded:rotated"},
+            algorithm={"name": "feddf", "weighting": "soft", "weighting_options": {"rnk": 3}},
+        )
+
+
+def test_other_weightings_bring_their_own_options(tiny):
+    options = fedd3a(tiny, algorithm={"weighting": "trimmed-mean", "weighting_options": {"trim": 0.3}}).algorithm
+    assert options["weighting_options"] == {"trim": 0.3}
+    assert fedd3a(tiny).algorithm["weighting_options"]["alpha"] == 0.01  # a run's config.toml says everything
 
 
 def test_a_reply_without_a_usable_matrix_is_dropped_with_the_reason(tiny):

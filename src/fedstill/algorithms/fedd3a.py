@@ -19,7 +19,6 @@ from fedstill.fusion.merge import MergeName
 from fedstill.fusion.options import Distillation
 from fedstill.local.fit import learning_rate
 from fedstill.local.options import Optimizer, Schedule
-from fedstill.local.projection import Projection
 
 __all__ = ["FedD3A", "FedD3AOptions"]
 
@@ -29,7 +28,6 @@ class FedD3AOptions(FedDFOptions):
 
     merge: MergeName = "uniform"  # "Average(...)" in Algorithm 1
     weighting: str = "soft"  # Eq. 6; Table 1 has onehot, avg and random besides
-    weighting_options: Projection = Projection()  # type: ignore[assignment]
     ensemble: Space = "probabilities"  # Eq. 7
     distillation: Distillation = Distillation(
         direction="forward",  # Eq. 8 is written the other way round, which measured no better: docs/fedd3a.md

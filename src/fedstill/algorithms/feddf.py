@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
@@ -65,6 +65,15 @@ class FedDFOptions(Options):
     contrastive: Contrastive | None = None
     personal: Personal = Personal()  # where model.student is set: clients keep their own models
 
+    @model_validator(mode="after")
+    def _resolve(self) -> FedDFOptions:
+        """The weighting's own options, checked and complete."""
+        kind = options_kind(self.weighting)
+        if kind is not None:
+            found = validated(kind, self.weighting_options, "algorithm.weighting_options")
+            object.__setattr__(self, "weighting_options", found.model_dump(mode="json", exclude_none=True))
+        return self
+
 
 # What the authors' code does where it differs from the paper (docs/feddf.md)
 AUTHORS_CODE: Mapping[str, Any] = {
@@ -102,9 +111,6 @@ class FedDF(Algorithm):
         super().__init__(task, options)
         self.report = report_of(self.options.weighting)
         self.settings = dict(self.options.weighting_options)
-        kind = options_kind(self.options.weighting)
-        if kind is not None:
-            validated(kind, self.settings, "algorithm.weighting_options")
         self.personal = task.config.model.student is not None
         if self.personal and (self.options.proximal or self.options.contrastive or task.config.model.buffers == "local"):
             raise FedstillError(
