@@ -230,6 +230,10 @@ class Algorithm:
         domains = {domain: fmean(by[domain] for by in scores.values()) for domain in self.task.tests}
         return Scores(domains, {name: fmean(by.values()) for name, by in scores.items()})
 
+    def products(self, server: Server) -> dict[str, tuple[str, State]]:
+        """The models that a finished run leaves behind, by name: (architecture, weights); what was evaluated."""
+        return {name: (name, state) for name, state in server.models.items()}
+
     def loaded(self, prototype: str, state: State) -> Network:
         """The network that a server's model is: of the architecture's own shape, unless a system changes it."""
         return self.task.load(prototype, state, role="student")

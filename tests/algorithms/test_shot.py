@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedstill.algorithm import Round
+from fedstill.algorithm import Round, Server
 from fedstill.algorithms.shot import SHOTOptions, adapt, information_loss, pseudo_labels
+from fedstill.fusion.predict import accuracy
 from fedstill.message import clone
 from fedstill.run.loop import run
 from tests.algorithms.adaptation import algorithm_of, tiny
@@ -84,8 +85,25 @@ def test_rounds_are_source_training_then_adaptation():
     assert [algorithm.phases(r)[0] for r in range(1, 6)] == ["source", "source", "adapt", "adapt", "adapt"]
     late = algorithm_of(tiny("shot", rounds=5, source_rounds=5))
     assert {late.phases(r)[0] for r in range(1, 6)} == {"source"}
-    server = late.start()
-    assert algorithm.instruct(server, "mnist-0", Round(2, 5, 0, "source")).tensors == {}  # sources never hear of each other
+
+
+def test_sources_never_hear_of_each_other():
+    algorithm = algorithm_of(tiny("shot", rounds=5))
+    first = algorithm.start()
+    other = {name: tensor + 1 for name, tensor in first.models["cnn-small"].items()}
+    server = Server({"cnn-small": other}, {"source optdigits-0": other})  # mnist-0 failed in round 1
+    assert algorithm.instruct(server, "optdigits-0", Round(2, 5, 0, "source")).tensors == {}
+    told = algorithm.instruct(server, "mnist-0", Round(2, 5, 0, "source")).group("model")
+    assert all(torch.equal(told[name], tensor) for name, tensor in first.models["cnn-small"].items())
+
+
+def test_an_ensemble_leaves_its_members_and_says_what_their_average_has(tmp_path: Path):
+    done = run(tiny("shot", **SMALL), tmp_path)
+    assert sorted(path.stem for path in (tmp_path / "models").glob("*.safetensors")) == ["mnist-0", "optdigits-0"]
+    assert not (tmp_path / "model.safetensors").exists()
+    [test] = done.task.tests.values()
+    merged = accuracy(done.task.load("cnn-small", done.server.models["cnn-small"]), test)
+    assert done.history[-1]["merged_accuracy"] == pytest.approx(merged)
 
 
 def test_a_source_sends_the_best_of_its_rounds_on_held_out_data():

@@ -27,6 +27,7 @@ from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Scores,
 from fedstill.data.samples import Samples, hold_out
 from fedstill.fusion.merge import by_examples, merge_models, weighted_sum
 from fedstill.fusion.predict import accuracy, apply, predict_logits
+from fedstill.fusion.transfer import note_merged
 from fedstill.local.fit import batches, optimiser
 from fedstill.local.options import Optimizer
 from fedstill.local.update import local_update
@@ -125,10 +126,14 @@ class SHOT(Algorithm):
     # -- the source ----------------------------------------------------------------------------------------------------------
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
-        """Nothing but the first weights; in the merged variant the average so far."""
-        if round.phase == "adapt" or (self.options.multi == "ensemble" and round.number > 1):
+        """Nothing but the first weights, until a source has answered; in the merged variant the average so far."""
+        if round.phase == "adapt":
             return Message()
-        return super().instruct(server, client, round)
+        if self.options.multi == "merged":
+            return super().instruct(server, client, round)
+        if f"source {client}" in server.parts:  # it goes on from its own weights
+            return Message()
+        return Message.of(model=self.task.initial(self.task.clients[client].prototype))
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
         """Train on with smoothed labels; of its rounds a source sends the one that is best on its held-out data."""
@@ -171,12 +176,13 @@ class SHOT(Algorithm):
                     parts[name] = self.adapt(self.task.clients[client].prototype, state, round, client)
         if self.options.multi == "ensemble":
             models = self.averages(models, parts)
+            note_merged(self.task, models, round)  # of their average, which is not what counts
             names = [name.removeprefix("source ") for name in parts]
             round.note(weights=dict.fromkeys(names, 1 / len(names)))
         return Server(models, parts, server.values)
 
     def averages(self, models: dict[str, State], parts: dict[str, State]) -> dict[str, State]:
-        """The adapted models averaged, prototype by prototype: what ``model.safetensors`` holds of an ensemble."""
+        """The adapted models averaged, prototype by prototype: one model where one is asked for, and no good one."""
         found = dict(models)
         for prototype in models:
             group = [s for name, s in parts.items() if self.task.clients[name.removeprefix("source ")].prototype == prototype]
@@ -193,6 +199,13 @@ class SHOT(Algorithm):
         planned = (round.total - self.source_rounds + 1) * self.options.epochs
         adapt(network, pool.samples, self.options, rng=round.rng("adapt", name), done=first * self.options.epochs, of=planned)
         return clone(network.state_dict())
+
+    def products(self, server: Server) -> dict[str, tuple[str, State]]:
+        """Of an ensemble its members, a file a source: it is they together that have the accuracy of the history."""
+        if self.options.multi == "merged" or not server.parts:
+            return super().products(server)
+        clients = {name.removeprefix("source "): state for name, state in server.parts.items()}
+        return {client: (self.task.clients[client].prototype, state) for client, state in clients.items()}
 
     def evaluate(self, server: Server) -> Scores:
         """The class with the largest sum of the adapted models' softmaxes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -145,7 +145,7 @@ def drive(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool = Fal
     if not task.tests and history and history[-1]["accuracy"] is None:
         judge(history[-1], _hear(algorithm, engine, server, ids), path, history)
         tell("round", history[-1])
-    write_models(out, server, task)
+    write_models(out, algorithm.products(server), task)
     found = records.summary(config.algorithm["name"], config.seed, history, config.evaluation.targets)
     atomic_write(out / "summary.json", to_json(found) + "\n")
     tell("finished", found)
@@ -320,11 +320,11 @@ def write_samples(out: Path, algorithm: Algorithm, server: Server, round: Round)
             atomic_write(out / "samples" / f"round_{round.number:04d}.png", png_grid(images, len(algorithm.task.classes)))
 
 
-def write_models(out: Path, server: Server, task: Task) -> None:
-    """The final weights: ``model.safetensors``, or ``models/<prototype>.safetensors`` where there are several."""
-    for name, state in server.models.items():
-        path = out / "model.safetensors" if len(server.models) == 1 else out / "models" / f"{name.replace('/', '_')}.safetensors"
+def write_models(out: Path, products: Mapping[str, tuple[str, State]], task: Task) -> None:
+    """The final weights: ``model.safetensors``, or ``models/<name>.safetensors`` where there are several."""
+    for name, (prototype, state) in products.items():
+        path = out / "model.safetensors" if len(products) == 1 else out / "models" / f"{name.replace('/', '_')}.safetensors"
         plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in state.items()}
         # one entry: safetensors writes several in no fixed order, and equal models should be equal files
-        about = {"fedstill": to_json({"model": task.served(name), "classes": list(task.classes), "shape": list(task.shape)})}
+        about = {"fedstill": to_json({"model": task.served(prototype), "classes": list(task.classes), "shape": list(task.shape)})}
         atomic_write(path, safetensors.torch.save(plain, about))
