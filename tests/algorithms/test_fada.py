@@ -106,6 +106,17 @@ def test_the_target_is_aligned_as_strongly_as_the_option_says():
     assert moved(2e-4) == pytest.approx(2 * moved(1e-4), rel=0.05)
 
 
+def test_a_synchronisation_does_not_interrupt_momentum(tmp_path: Path):
+    """Batches that are synchronised one by one are steps of one training, not as many first steps."""
+    ends = []
+    for momentum in (0.0, 0.9):
+        config = tiny("fada", rounds=1, **{**SMALL, "sync_every": 1})
+        local = config.local.model_copy(update={"optimizer": config.local.optimizer.model_copy(update={"momentum": momentum})})
+        done = run(config.model_copy(update={"local": local}), tmp_path / str(momentum))
+        ends.append(done.server.models["cnn-small"]["head.weight"])
+    assert not torch.equal(*ends)
+
+
 def test_attention_prefers_the_source_that_tightens_clusters():
     torch.manual_seed(0)
     centres = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]]).repeat_interleave(20, 0)

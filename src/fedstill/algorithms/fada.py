@@ -29,7 +29,8 @@ from fedstill.data.augment import augment
 from fedstill.errors import FedstillError
 from fedstill.fusion.merge import merge_models
 from fedstill.fusion.predict import apply
-from fedstill.local.fit import batches, learning_rate, optimiser
+from fedstill.local.adversarial import generated_statistics
+from fedstill.local.fit import batches, learning_rate, memory_of, momentum_of, optimiser, remind, set_momentum
 from fedstill.local.options import Optimizer
 from fedstill.message import Message, State, clone
 from fedstill.models.layers import seeded
@@ -175,7 +176,12 @@ class FADA(Algorithm):
         assert pool is not None, "a target domain is a pool"
         wanted = min(len(pool), self.steps(round.phase) * self.local.batch_size)
         index = torch.randperm(len(pool), generator=round.rng("features", round.phase, client))[:wanted]
-        features = apply(network.backbone, network, pool.samples.take(index))
+        device = next(network.parameters()).device
+        # by batch statistics, as the source's own features and those of `align`: DI is to tell domains apart, not modes
+        network.train()
+        with torch.no_grad(), generated_statistics(network, "batch"):
+            parts = [x for x in pool.samples.x[index].split(self.local.batch_size) if len(x) > 1]
+            features = torch.cat([network.backbone(network.normalise(x.to(device))) for x in parts])
         return Message.of(model=server.models[self.prototype], target={"features": features})
 
     # -- the source ----------------------------------------------------------------------------------------------------------
@@ -187,12 +193,17 @@ class FADA(Algorithm):
         device = next(network.parameters()).device
         target = message.group("target")["features"].to(device)
         critics = self.critics(network, target.shape[1], client.id)
-        if client.memory.group("critics"):
-            critics.load_state_dict(client.memory.group("critics"))
+        kept = client.memory
+        if kept.group("critics"):
+            critics.load_state_dict(kept.group("critics"))
         rate = learning_rate(local.optimizer.lr, local.schedule, client.round, client.task.config.rounds)
         model_step = optimiser(local.optimizer, list(network.parameters()), rate)
         helper_step = optimiser(options.optimizer, critics.helpers())
         judge_step = optimiser(options.optimizer, critics.judges())
+        if phase != "sync-0":  # a synchronisation interrupts a round's training, it does not begin another
+            set_momentum(model_step, network, kept.group("momentum"))
+            remind(helper_step, critics.named_parameters(), kept.group("helpers"))
+            remind(judge_step, critics.named_parameters(), kept.group("judges"))
         rng = client.rng("fit", phase)
         data = client.data.to(device)
         assert data.y is not None, "a source has labels"
@@ -217,7 +228,12 @@ class FADA(Algorithm):
                 nn.utils.clip_grad_norm_(network.parameters(), local.clip)
             model_step.step()
             helper_step.step()
-        client.memory = Message.of(critics=clone(critics.state_dict()))
+        client.memory = Message.of(
+            critics=clone(critics.state_dict()),
+            momentum=momentum_of(model_step, network),
+            helpers=memory_of(helper_step, critics.named_parameters()),
+            judges=memory_of(judge_step, critics.named_parameters()),
+        )
         identifier = clone(critics.domain.state_dict())
         return Message.of(
             model=clone(network.state_dict()), domain=identifier, samples=len(client.data), loss=float(loss.detach())
@@ -232,8 +248,9 @@ class FADA(Algorithm):
         round.note(weights=by_name)
         merged = merge_models(self.task, server, replies, lambda group: [by_name[reply.client] for reply in group])
         network = self.task.load(self.prototype, merged[self.prototype], role="student")
-        self.align(network, replies, weights, round)
-        return Server({self.prototype: clone(network.state_dict())}, server.parts, server.values)
+        before = server.parts.get("momentum", {}) if round.phase != "sync-0" else {}
+        momentum = self.align(network, replies, weights, round, before)
+        return Server({self.prototype: clone(network.state_dict())}, {**server.parts, "momentum": momentum}, server.values)
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """The domain identifier must be one; the model is checked by its architecture."""
@@ -262,8 +279,11 @@ class FADA(Algorithm):
         gains = attention(spread(server.models[self.prototype]), [spread(reply.model) for reply in replies])
         return gains.tolist()
 
-    def align(self, network: Network, replies: Sequence[Reply], weights: Sequence[float], round: Round) -> None:
-        """G_t learns to be taken for each source, weighed by attention; BatchNorm statistics become the target's."""
+    def align(
+        self, network: Network, replies: Sequence[Reply], weights: Sequence[float], round: Round, momentum: State | None = None
+    ) -> State:
+        """G_t learns to be taken for each source, weighed by attention; returns SGD's velocities. BatchNorm statistics move from
+        the sources' towards the target's, the further the more batches there are between synchronisations."""
         pool = self.task.pool
         assert pool is not None, "a target domain is a pool"
         device = next(network.parameters()).device
@@ -278,6 +298,7 @@ class FADA(Algorithm):
         # (Adam does not see a factor in front of its loss)
         rate = learning_rate(self.local.optimizer.lr, self.local.schedule, round.number, round.total)
         step = optimiser(self.local.optimizer, [p for p in network.parameters() if id(p) not in inside], rate)
+        set_momentum(step, network, momentum or {})
         network.train()
         rng = round.rng("align", round.phase)
         for index in batches(len(pool), self.local.batch_size, rng, steps=self.steps(round.phase)):
@@ -288,6 +309,7 @@ class FADA(Algorithm):
             step.zero_grad(set_to_none=True)
             (self.options.align * torch.stack(fooled).sum()).backward()
             step.step()
+        return momentum_of(step, network)
 
 
 def critic_loss(

@@ -29,6 +29,7 @@ __all__ = [
     "Discriminator",
     "Game",
     "adversarial_loss",
+    "generated_statistics",
     "generator_loss",
     "gradient_penalty",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +15,19 @@ from fedstill.data.samples import Samples
 from fedstill.local.options import Local, Optimizer, Schedule
 from fedstill.models.network import Network
 
-__all__ = ["Batch", "Fit", "Term", "batches", "fit", "learning_rate", "momentum_of", "optimiser", "set_momentum"]
+__all__ = [
+    "Batch",
+    "Fit",
+    "Term",
+    "batches",
+    "fit",
+    "learning_rate",
+    "memory_of",
+    "momentum_of",
+    "optimiser",
+    "remind",
+    "set_momentum",
+]
 
 
 @dataclass
@@ -54,6 +66,37 @@ def set_momentum(optimizer: torch.optim.Optimizer, network: nn.Module, momentum:
     for name, parameter in network.named_parameters():
         if name in momentum:
             optimizer.state[parameter]["momentum_buffer"] = momentum[name].to(parameter.device).clone()
+
+
+def memory_of(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
+    """All that an optimiser remembers of these parameters (velocities, moments, step counts), as ``"what name"``."""
+    return {
+        f"{what} {name}": value.detach().clone()
+        for name, parameter in named
+        for what, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def remind(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]], memory: Mapping[str, Tensor]) -> None:
+    """Let an optimiser go on from what :func:`memory_of` found.
+
+    >>> weight = nn.Parameter(torch.ones(1))
+    >>> def step(memory):
+    ...     adam = torch.optim.Adam([weight], lr=0.1)
+    ...     remind(adam, [("w", weight)], memory)
+    ...     weight.grad = torch.ones(1)
+    ...     adam.step()
+    ...     return memory_of(adam, [("w", weight)])
+    >>> sorted(step(step({})))
+    ['exp_avg w', 'exp_avg_sq w', 'step w']
+    >>> step(step({}))["step w"].item()
+    2.0
+    """
+    parameters = dict(named)
+    for key, value in memory.items():
+        what, name = key.split(" ", 1)
+        optimizer.state[parameters[name]][what] = value.clone() if what == "step" else value.to(parameters[name].device).clone()
 
 
 def optimiser(options: Optimizer, parameters: Sequence[nn.Parameter], lr: float | None = None) -> torch.optim.Optimizer:
