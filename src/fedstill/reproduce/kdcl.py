@@ -53,7 +53,11 @@ def tree_of(plan: Plan, target: str, system: str) -> dict[str, Any]:
             "channels": 3,
             **({"limit": 1500, "test_limit": 600} if small else {}),
         },
-        "model": {"name": "cnn-small" if small else "resnet18" if pacs else "cnn"},
+        # the bottleneck is SHOT's, and what FADA disentangles; all have it, so that all have the same network
+        "model": {
+            "name": "cnn-small" if small else "resnet18" if pacs else "cnn",
+            "options": {"bottleneck": 64 if small else 256},
+        },
         "local": {
             "epochs": 2 if small else 1,
             "batch_size": 50,
