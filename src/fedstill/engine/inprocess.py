@@ -98,7 +98,8 @@ class InProcess:
         self.log = folder / "errors.log"  # what clients failed with, in full
         self.workers = [Worker(self, number) for number in range(workers)]
         for worker in self.workers:  # they import and load while the loop gets ready
-            worker.start()
+            with contextlib.suppress(OSError):  # it is tried again for the first job, which then has the reason
+                worker.start()
 
     def exchange(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
         """See :class:`fedstill.engine.Engine`."""
@@ -146,11 +147,13 @@ class InProcess:
                 yield outcome
         finally:
             if waiting:  # out of time, or the caller gave up: what is still running is of no use
-                while not jobs.empty():
-                    jobs.get()
-                for worker in self.workers:
-                    worker.stop(kill=True)
-            for thread in threads:
+                with contextlib.suppress(queue.Empty):
+                    while True:
+                        jobs.get_nowait()
+            for worker, thread in zip(self.workers, threads, strict=True):
+                while waiting and thread.is_alive():
+                    worker.kill()  # again and again: it may just have been started anew
+                    thread.join(0.1)
                 thread.join()
         for client in waiting:
             yield Outcome(client, reason=f"no reply within {self.timeout:g} s")
@@ -177,9 +180,10 @@ class Worker:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> subprocess.Popen[bytes]:
-        """The process, which gets ready on its own; started where there is none."""
-        if self.process is not None:
+        """The process, which gets ready on its own; started where there is none, or none that lives."""
+        if self.process is not None and self.process.poll() is None:
             return self.process
+        self._forget()
         task = self.engine.algorithm.task
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
@@ -199,9 +203,9 @@ class Worker:
             "threads": self.engine.threads,
         }
         assert process.stdin is not None
+        self.process = process
         process.stdin.write(json.dumps(hello).encode() + b"\n")
         process.stdin.flush()
-        self.process = process
         return process
 
     def work(self, jobs: queue.SimpleQueue[dict[str, Any]], results: queue.SimpleQueue[Outcome]) -> None:
@@ -221,45 +225,56 @@ class Worker:
             job = jobs.get_nowait()
         except queue.Empty:
             return None
-        stdin = self.start().stdin
-        assert stdin is not None
-        with contextlib.suppress(OSError):  # a process that has died answers nothing, and that is what counts
+        with contextlib.suppress(OSError):  # a process that cannot start or has died answers nothing, and that is what counts
+            stdin = self.start().stdin
+            assert stdin is not None
             stdin.write(json.dumps(job).encode() + b"\n")
             stdin.flush()
         return job
 
     def _receive(self) -> dict[str, Any]:
         process = self.process
-        assert process is not None
+        if process is None:
+            return {"error": "its worker process did not start"}
         assert process.stdout is not None
         line = process.stdout.readline()
         if line:
             return json.loads(line)
         code = process.wait()
-        process.stdout.close()
-        self.process = None
+        self._forget()
         return {"error": f"its worker process ended with status {code}"}
+
+    def _forget(self) -> None:
+        """Close the pipes of a process that has ended."""
+        if self.process is not None:
+            for pipe in (self.process.stdin, self.process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(OSError):  # what could not be written any more
+                    pipe.close()
+        self.process = None
 
     def _outcome(self, job: dict[str, Any], answer: dict[str, Any]) -> Outcome:
         if "error" in answer:
             return Outcome(job["client"], reason=answer["error"])
         return Outcome(job["client"], self.engine.spool.reader(Path(job["reply"])), nbytes=answer["nbytes"])
 
-    def stop(self, kill: bool = False) -> None:
-        """End the process, at once if ``kill``."""
+    def kill(self) -> None:
+        """End the process at once; the thread that reads from it sees the end."""
+        process = self.process
+        if process is not None:
+            process.kill()
+
+    def stop(self) -> None:
+        """Let the process end by itself, or end it where it takes too long."""
         process = self.process
         if process is None:
             return
-        if kill:
-            process.kill()
-            return  # the thread that reads from it sees the end and forgets the process
         assert process.stdin is not None
-        process.stdin.close()
+        with contextlib.suppress(OSError):
+            process.stdin.close()
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-        self.process = None
+        self._forget()
