@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedstill.algorithm import Reply, Round
+from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms import create
 from fedstill.algorithms.cronus import soft_labels
 from fedstill.algorithms.fd import label_means, leave_one_out
@@ -173,3 +173,16 @@ def test_nothing_to_say_is_a_message_too():
     algorithm = create(Task(tiny_config(algorithm={"name": "fd"})))
     silence = algorithm.instruct(algorithm.start(), "optdigits-0", Round(1, 2, 0))
     assert Message.from_bytes(silence.to_bytes()) == Message()  # the first round tells nobody anything
+
+
+def test_what_fd_tells_does_not_depend_on_the_order_in_which_a_checkpoint_is_read():
+    algorithm = create(Task(tiny_config(algorithm={"name": "fd"})))
+    generator = torch.Generator().manual_seed(0)
+    means = {f"client-{i}": torch.randn(10, 10, generator=generator) for i in range(7)}
+    held = {name: torch.ones(10, dtype=torch.bool) for name in means}
+    backwards = dict(reversed(means.items()))
+    told = [
+        algorithm.instruct(Server({}, {"means": order, "held": held}), "client-3", Round(2, 3, 0)).group("told")["means"]
+        for order in (means, backwards)
+    ]
+    assert torch.equal(*told)

@@ -88,9 +88,9 @@ class FD(Personal):
         if not server.parts:
             return Message()
         means, held = server.parts["means"], server.parts["held"]
-        names = list(means)
+        names = sorted(means)  # a sum in one order, also after a resume
         own = names.index(client) if client in names else None
-        told, known = leave_one_out(torch.stack([*means.values()]), torch.stack([held[n] for n in names]), own)
+        told, known = leave_one_out(torch.stack([means[n] for n in names]), torch.stack([held[n] for n in names]), own)
         return Message.of(told={"means": told, "known": known})
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
