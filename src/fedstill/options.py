@@ -35,12 +35,12 @@ class Part(BaseModel):
             return given
         given = laid_over(cls.presets(given), given)
         nested = {name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Part)}
-        over = {
-            name: laid_over(default.model_dump(), given[name])
-            for name, default in nested.items()
-            if isinstance(given.get(name), Mapping)
-        }
+        over = {name: default.under(given[name]) for name, default in nested.items() if isinstance(given.get(name), Mapping)}
         return {**given, **over}
+
+    def under(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What is given in part of this table, completed by its own values."""
+        return laid_over(self.model_dump(), given)
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -78,5 +78,5 @@ def test_swag_brings_its_own_student_and_survives_config_toml(tiny):
     again = from_toml(to_toml(config))
     for options in (create(Task(config)).options, create(Task(again)).options):
         student = options.distillation
-        assert (student.steps, student.epochs, student.sharpen, student.averaging.start) == (250, None, None, 0)
+        assert (student.steps, student.epochs, student.sharpen, student.averaging.start) == (250, 0, None, 0)
         assert options.ensemble == "logits"

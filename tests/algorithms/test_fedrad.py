@@ -13,6 +13,7 @@ from fedstill.fusion.weightings.robust import Median
 from fedstill.run.loop import run
 from fedstill.task import Task
 
+from ..conftest import tiny_config
 from ..fusion.speakers import Linear, pool, teach
 
 
@@ -53,4 +54,23 @@ def test_feddf_with_the_median_is_fedrad_without_scores(tiny, tmp_path):
 def test_fresh_inputs_are_refused(tiny):
     config = tiny(data={"holdout": 0.3}, algorithm={"name": "fedrad", "distillation": {"fresh": True}})
     with pytest.raises(FedstillError, match="one pool a round"):
+        create(Task(config))
+
+
+def test_steps_count_where_they_are_given_and_epochs_where_they_are_not():
+    def resolved(**distillation):
+        tree = {"name": "fedrad", "distillation": distillation}
+        config = tiny_config(data={"server": "embedded:rotated"}, algorithm=tree)
+        return create(Task(config)).options.distillation  # read twice, as every run does
+
+    assert resolved().epochs == 2
+    assert (resolved(steps=7).epochs, resolved(steps=7).steps) == (0, 7)
+    assert resolved(steps=7, epochs=3).epochs == 3
+    assert resolved(averaging=False).averaging is False
+    assert resolved(steps=7).averaging.every == "epoch"
+
+
+def test_another_merge_is_refused():
+    config = tiny_config(data={"server": "embedded:rotated"}, algorithm={"name": "fedrad", "merge": "uniform"})
+    with pytest.raises(FedstillError, match="has no place"):
         create(Task(config))

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
+from fedstill.errors import FedstillError
 from fedstill.fusion.ensemble import Space
 from fedstill.fusion.merge import by_examples
 from fedstill.fusion.norm import recalibrate
@@ -32,6 +33,7 @@ from fedstill.fusion.posterior import (
 from fedstill.fusion.teacher import Teacher, teacher_from
 from fedstill.local.options import Optimizer
 from fedstill.message import State
+from fedstill.options import Part
 
 __all__ = ["FedBE", "FedBEOptions"]
 
@@ -66,7 +68,7 @@ class FedBEOptions(FedDFOptions):
 
 # the student of the SWAG variant in FedDF's code (its Table 7), which the posterior brings with it
 SWAG_STUDENT: Mapping[str, Any] = {
-    "epochs": None,
+    "epochs": 0,
     "steps": 250,
     "sharpen": None,
     "reduction": "batchmean",
@@ -88,6 +90,11 @@ class FedBE(FedDF):
         "distillation": "mean of probabilities, sharpened, KL, SGD, weight averaging",
     }
     Options = FedBEOptions
+
+    def __init__(self, task: Any, options: Part | None = None):
+        super().__init__(task, options)
+        if self.personal:
+            raise FedstillError("fedbe samples models like the server's: it takes no model.student")
 
     def teachers(self, server: Server, replies: Sequence[Reply], round: Round) -> list[Teacher]:
         """The average, the samples and the clients, prototype by prototype."""

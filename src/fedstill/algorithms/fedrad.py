@@ -67,6 +67,8 @@ class FedRAD(FedDF):
         super().__init__(task, options)
         if self.personal or self.options.distillation.fresh:
             raise FedstillError("fedrad scores clients on one pool a round: it takes neither model.student nor fresh inputs")
+        if self.options.merge != "examples":
+            raise FedstillError(f"fedrad merges by examples and the median's scores: merge = '{self.options.merge}' has no place")
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """The teachers speak first: their scores decide where the student starts."""

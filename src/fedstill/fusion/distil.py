@@ -77,7 +77,8 @@ def distil(
     before = accuracy(student, validation) if validation is not None else None
     merged = clone(student.state_dict()) if options.keep_if_worse == "merged" and validation is not None else None
     averaged, count = None, 0
-    every = epoch if options.averaging is None or options.averaging.every == "epoch" else options.averaging.every
+    averaging = options.averaging or None
+    every = epoch if averaging is None or averaging.every == "epoch" else averaging.every
     fixed = table if isinstance(table, Table) else None
     targets = _targets(fixed, options).to(device) if fixed is not None else None
     counts = fixed.sample_weight.to(device) if fixed is not None and fixed.sample_weight is not None else None
@@ -115,7 +116,7 @@ def distil(
             schedule.step()
         losses.append(loss.detach())
         done += 1
-        if options.averaging and done >= options.averaging.start and done % every == 0:
+        if averaging and done >= min(averaging.start, steps // 3) and done % every == 0:
             now: State = clone(student.state_dict())
             averaged = now if averaged is None else weighted_sum([averaged, now], [count / (count + 1), 1 / (count + 1)])
             count += 1

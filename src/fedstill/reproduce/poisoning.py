@@ -21,7 +21,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
 }
 FRACTIONS = (0.2, 0.4)
 
-DISTILLATION = {"distillation": {"steps": 200, "batch_size": 64}}
+DISTILLATION = {"distillation": {"steps": 200, "batch_size": 64, "optimizer": {"name": "adam", "lr": 1e-3}}}
 SYSTEMS: dict[str, dict[str, Any]] = {
     "FedAvg": {"name": "fedavg"},
     "FedDF": {"name": "feddf", **DISTILLATION},
@@ -56,7 +56,8 @@ def setting(scale: str) -> dict[str, Any]:
     small=8,
     paper=60,
     note="Cronus has no global model: its figure is the mean over the honest clients' own models. Mirrored and noise updates are "
-    "scaled by 3; Cronus' false clients mirror or drown their logits. FedDF, FedDF-median and FedRAD distil alike (200 steps).",
+    "scaled by 3; Cronus' false clients mirror or drown their logits. FedDF, FedDF-median and FedRAD distil "
+    "alike (200 steps of Adam), FedRAD with its average of the student's weights.",
 )
 def poisoning(plan: Plan) -> Sequence[Cell]:
     """Every system under every attack, at 0, 20 and 40% of the clients."""

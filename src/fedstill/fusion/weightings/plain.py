@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedstill.data.samples import Samples
+from fedstill.errors import FedstillError
 from fedstill.fusion.weighting import Ready, Scene, register
 
 __all__ = ["Examples", "Random", "Uniform"]
@@ -41,6 +42,9 @@ class Examples(Ready):
     """``n_k / sum n`` for every sample."""
 
     def __init__(self, scene: Scene):
+        strange = [teacher.name for teacher in scene.teachers if teacher.reply is None]
+        if strange:
+            raise FedstillError(f"weighting 'examples' needs clients as teachers, and {strange[0]} has no examples")
         counts = torch.tensor([float(reply.samples) for reply in scene.replies])
         self.shares = counts / counts.sum()
 
