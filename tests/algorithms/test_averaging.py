@@ -9,6 +9,7 @@ from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms import algorithms, create
 from fedstill.algorithms.fedavgm import momentum_step
 from fedstill.fusion.merge import average, by_examples, uniform, weighted_sum
+from fedstill.fusion.norm import recalibrate
 from fedstill.message import Message
 from fedstill.run.loop import run, sample_clients
 from fedstill.task import Task
@@ -131,3 +132,11 @@ def test_every_system_says_what_it_is():
         assert kind.title
         assert kind.paper
         assert kind.__doc__, name
+
+
+def test_recalibrated_statistics_are_those_of_the_weights_after_the_momentum_step(tiny, tmp_path):
+    changes = {"data": {"holdout": 0.3}, "model": {"name": "cnn-small", "buffers": "recalibrate", "options": {}}}
+    done = run(tiny(algorithm={"name": "fedavgm", "beta": 0.9}, rounds=3, **changes), tmp_path)
+    state = done.server.models["cnn-small"]
+    again = recalibrate(done.task.load("cnn-small", state), done.task.statistics_data).state_dict()
+    torch.testing.assert_close(again["body.2.running_var"], state["body.2.running_var"])

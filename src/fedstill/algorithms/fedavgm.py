@@ -17,6 +17,7 @@ from pydantic import Field
 
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
+from fedstill.fusion.merge import with_statistics
 from fedstill.message import State
 
 __all__ = ["FedAvgM", "momentum_step"]
@@ -62,7 +63,7 @@ class FedAvgM(FedAvg):
         parts = dict(server.parts)
         for name in trained & set(merged.models):
             weights = {key for key, _ in self.task.network(name).named_parameters()}
-            merged.models[name], parts[f"velocity-{name}"] = momentum_step(
+            stepped, parts[f"velocity-{name}"] = momentum_step(
                 server.models[name],
                 merged.models[name],
                 server.parts.get(f"velocity-{name}", {}),
@@ -70,4 +71,5 @@ class FedAvgM(FedAvg):
                 self.options.form,
                 weights,
             )
+            merged.models[name] = with_statistics(self.task, name, stepped)  # of the weights it ends with, not of the average
         return Server(merged.models, parts, server.values)

@@ -28,6 +28,7 @@ __all__ = [
     "register",
     "uniform",
     "weighted_sum",
+    "with_statistics",
 ]
 
 Merge = Callable[["Task", Server, Sequence[Reply], Round], dict[str, State]]
@@ -130,10 +131,15 @@ def merge_models(
     merged = {}
     for name, before in server.models.items():
         group = [reply for reply in replies if reply.prototype == name]
-        merged[name] = average(group, weigh) if group else before
-        if group and task.config.model.buffers != "average":
-            merged[name] = clone(recalibrate(task.load(name, merged[name], role="student"), task.statistics_data).state_dict())
+        merged[name] = with_statistics(task, name, average(group, weigh)) if group else before
     return merged
+
+
+def with_statistics(task: Task, prototype: str, state: State) -> State:
+    """``state`` with the BatchNorm statistics that ``model.buffers`` asks for: as it has them, or estimated anew for it."""
+    if task.config.model.buffers == "average":
+        return state
+    return clone(recalibrate(task.load(prototype, state, role="student"), task.statistics_data).state_dict())
 
 
 @register("examples")
