@@ -223,8 +223,9 @@ class Algorithm:
         """Accuracy on every domain's test set; the mean over prototypes where there are several."""
         from fedstill.fusion.predict import accuracy
 
+        size = self.task.config.evaluation.batch_size
         scores = {
-            name: {domain: accuracy(self.loaded(name, state), test) for domain, test in self.task.tests.items()}
+            name: {domain: accuracy(self.loaded(name, state), test, size) for domain, test in self.task.tests.items()}
             for name, state in server.models.items()
         }
         domains = {domain: fmean(by[domain] for by in scores.values()) for domain in self.task.tests}

@@ -57,7 +57,7 @@ class FedDFOptions(Options):
     merge: MergeName = "examples"  # where the student starts (Alg. 1, line 6)
     source: Source = Source()
     weighting: str = "uniform"
-    weighting_options: dict[str, Any] = {}
+    weighting_options: dict[str, Any] = {}  # the weighting's own, listed at the end of docs/configuration.md
     ensemble: Space = "logits"
     distillation: Distillation = Distillation()
     drop_worst: DropWorst | None = None

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from fedstill.algorithms import algorithms
-from fedstill.fusion.weighting import weightings
+from fedstill.fusion.weighting import options_kind, weightings
 from fedstill.run.config import Config, _model_in
 
 __all__ = ["reference"]
@@ -86,6 +86,19 @@ def reference() -> str:
         parts += [head, *found] if found else ["No options."]
     parts += ["", "## Weightings", "", "How much each teacher counts for each sample: `algorithm.weighting`.", ""]
     parts += ["| name | |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in weightings().items())]
+    takers: dict[type[BaseModel], list[str]] = {}
+    for name in weightings():
+        kind_of = options_kind(name)
+        if kind_of is not None:
+            takers.setdefault(kind_of, []).append(f"`{name}`")
+    for taken, names in takers.items():
+        parts += [
+            "",
+            f"`algorithm.weighting_options` of {', '.join(names)}:",
+            "",
+            head,
+            *rows(taken, "algorithm.weighting_options."),
+        ]
     return "\n".join(parts) + "\n"
 
 
