@@ -276,3 +276,16 @@ def test_clients_with_different_networks(small, tmp_path):
         done = run(algorithm, tmp_path / str(number))
         assert set(done.history[0]["distillation"]) == {"cnn-small", "mlp"}
         assert done.history[0]["dropped"] == []
+
+
+def test_a_last_batch_of_one_is_no_trouble_for_the_generator(tiny, tmp_path):
+    """The classifier has no batch statistics and takes it; the generator has, and makes two samples."""
+    data = {"domains": ["embedded:optdigits"], "limit": 33}
+    done = run(tiny(rounds=1, data=data, local={"batch_size": 32}, algorithm=SMALL), tmp_path)
+    assert done.history[0]["dropped"] == []
+
+
+@pytest.mark.parametrize("name", ["dafkd", "fedftg"])
+def test_images_that_a_generator_cannot_reach_are_refused(tiny, name):
+    with pytest.raises(FedstillError, match=r"generated images lie in \[-1, 1\]"):
+        create(Task(tiny(data={"mean": 0.13, "std": 0.31}, algorithm={"name": name})))

@@ -22,7 +22,7 @@ from fedstill.fusion.ensemble import Space, scored_table, summed_space
 from fedstill.fusion.merge import MergeName, by_examples, uniform, weighted_sum
 from fedstill.fusion.options import Distillation, Source
 from fedstill.fusion.predict import apply
-from fedstill.fusion.source import draw
+from fedstill.fusion.source import check_range, draw
 from fedstill.fusion.transfer import learn, note_merged
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
 from fedstill.local.fit import fit, learning_rate
@@ -137,7 +137,9 @@ class DaFKD(FedDF):
         self.shared = chosen.discriminator == "shared"
         if self.personal:
             raise FedstillError("dafkd's clients train the server's own models: leave model.student out")
-        if chosen.level == "features":
+        if chosen.level == "images":
+            check_range(task)
+        else:
             if chosen.no_sharing:
                 raise FedstillError("no_sharing with level = 'features': a discriminator of features has no layers of its own")
             if chosen.source.kind != "generator":
@@ -329,6 +331,7 @@ class DaFKD(FedDF):
         """Lines 9 to 13."""
         if round.phase == "speak":
             return self.hear(server, replies, round)
+        replies = self.trusted(replies, round)  # a client that is dropped has no part in the generator either
         shares = by_examples(replies) if self.options.merge == "examples" else uniform(replies)
         parts = {"generator": weighted_sum((reply.part("generator") for reply in replies), shares)}  # Eq. 4
         if self.shared:
@@ -339,7 +342,7 @@ class DaFKD(FedDF):
         if self.options.secure:
             return self.ask(server, replies, round, parts, pool)
         drawn_from = Server(server.models, {"generator": pool}, server.values)
-        return Server(super().fuse(drawn_from, replies, round).models, parts, server.values)  # lines 10 to 13
+        return Server(self.fused(drawn_from, replies, round).models, parts, server.values)  # lines 10 to 13
 
     def ask(self, server: Server, replies: Sequence[Reply], round: Round, parts: dict[str, State], pool: State) -> Server:
         """Appendix B, between the phases: the students' starts, and what the clients need to speak."""

@@ -20,7 +20,7 @@ from fedstill.errors import FedstillError
 from fedstill.fusion.ensemble import Space
 from fedstill.fusion.merge import MergeName, make_merge
 from fedstill.fusion.options import Distillation, Source
-from fedstill.fusion.source import draw, fresh_inputs
+from fedstill.fusion.source import check_range, draw, fresh_inputs
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.transfer import note_personal, transfer
 from fedstill.fusion.weighting import Scene, Weighting, fault_of, make_weighting, options_kind, report_of
@@ -116,6 +116,8 @@ class FedDF(Algorithm):
             raise FedstillError(
                 "proximal, contrastive and model.buffers = 'local' need clients that train the server's own model"
             )
+        if self.options.source.generator is not None:
+            check_range(task)
         if self.options.source.kind in ("data", "mixture") and self.needs_pool(task):
             raise FedstillError(f"{self.name} distils on unlabelled data: set data.server, data.target or data.holdout")
 
@@ -186,8 +188,14 @@ class FedDF(Algorithm):
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """Average each prototype over its own clients, then distil every one from all of them."""
-        if self.options.drop_worst is not None:
-            replies = drop_worst(self.task, replies, self.options.drop_worst, round)
+        return self.fused(server, self.trusted(replies, round), round)
+
+    def trusted(self, replies: Sequence[Reply], round: Round) -> Sequence[Reply]:
+        """The replies that are not dropped (Table 3)."""
+        return replies if self.options.drop_worst is None else drop_worst(self.task, replies, self.options.drop_worst, round)
+
+    def fused(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Lines 6 to 13 with these replies."""
         if self.personal:
             note_personal(self.task, replies, round)
         merged = self.merge(server, replies, round)

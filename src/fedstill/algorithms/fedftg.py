@@ -23,6 +23,7 @@ from fedstill.errors import FedstillError
 from fedstill.fusion.divergence import divergence
 from fedstill.fusion.diversity import diversity_loss
 from fedstill.fusion.norm import freeze_statistics
+from fedstill.fusion.source import check_range
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.transfer import note_merged
 from fedstill.fusion.weightings.counts import class_weights
@@ -91,6 +92,7 @@ class FedFTG(Counting):
         super().__init__(task, options)
         if len(task.prototypes) > 1:
             raise FedstillError("fedftg fine-tunes one model: give every client the same architecture")
+        check_range(task)
 
     def generator(self, state: State | None = None) -> Generator:
         """The generator, with ``state`` or its initial weights."""
@@ -178,7 +180,8 @@ class FedFTG(Counting):
             made = generator(noise, labels)
             said = network(made)
             loss = options.diversity * diversity_loss(noise, made) / len(teachers)
-            loss = loss - options.hard * (weight * disagreement(student(made), said, options.gap)).mean()
+            known = said.detach() if options.gap == "l1" else said  # the authors' code, which has l1, holds the teachers fixed
+            loss = loss - options.hard * (weight * disagreement(student(made), known, options.gap)).mean()
             loss = loss + options.classification * (weight * F.cross_entropy(said, labels, reduction="none")).mean()
             for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
                 parameter.grad = slope

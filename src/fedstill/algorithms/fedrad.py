@@ -16,7 +16,6 @@ from fedstill.fusion.ensemble import ensemble_table
 from fedstill.fusion.merge import merge_models
 from fedstill.fusion.options import Averaging, Distillation
 from fedstill.fusion.transfer import learn, note_ceiling, note_weights
-from fedstill.fusion.worst import drop_worst
 from fedstill.local.options import Optimizer
 from fedstill.options import Part
 from fedstill.task import Task
@@ -72,8 +71,7 @@ class FedRAD(FedDF):
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """The teachers speak first: their scores decide where the student starts."""
-        if self.options.drop_worst is not None:
-            replies = drop_worst(self.task, replies, self.options.drop_worst, round)
+        replies = self.trusted(replies, round)
         options, space = self.distillation(round), self.options.ensemble
         teachers, samples = self.teachers(server, replies, round), self.draw(server, round)
         weighting = self.weighting(server, teachers, round)

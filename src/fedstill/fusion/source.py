@@ -20,7 +20,16 @@ from fedstill.models.generator import build_generator
 if TYPE_CHECKING:
     from fedstill.task import Task
 
-__all__ = ["draw", "fresh_inputs", "from_generator", "load_generator", "noise"]
+__all__ = ["check_range", "draw", "fresh_inputs", "from_generator", "load_generator", "noise"]
+
+
+def check_range(task: Task) -> None:
+    """Refuse a task whose normalised images are not in [-1, 1], where generators make theirs: they could never meet."""
+    values = [task.config.data.mean, task.config.data.std]
+    if any(x != 0.5 for value in values for x in (value if isinstance(value, list) else [value])):
+        raise FedstillError(
+            "generated images lie in [-1, 1]: set data.mean = 0.5 and data.std = 0.5 for systems that generate them"
+        )
 
 
 def noise(task: Task, size: int, rng: torch.Generator) -> Samples:

@@ -159,6 +159,10 @@ class Game:
         self.generator_learns = lambda step: round <= (options.generator_rounds or round) and (last is None or step < last)
         generator.train()
 
+    def made(self, batch: Batch) -> Tensor:
+        """As many generated samples as the batch has; two at least, since the generator's BatchNorm cannot learn from one."""
+        return self.generator.sample(max(2, len(batch.x)), batch.rng)[0]
+
     def judged(self, generated: Tensor, network: Network) -> Tensor:
         """The discriminator's logits of generated samples (or features)."""
         if self.features:
@@ -172,7 +176,7 @@ class Game:
         if not self.discriminator_learns(batch.step):
             return batch.x.new_zeros(())
         with torch.no_grad():
-            generated, _ = self.generator.sample(len(batch.x), batch.rng)  # line 21
+            generated = self.made(batch)  # line 21
         real = self.discriminator(batch.x, batch.features)
         loss = self.options.weight * adversarial_loss(real, self.judged(generated, batch.network))
         if self.options.gradient_penalty:
@@ -186,7 +190,7 @@ class Game:
         """Lines 23 and 24: fresh noise, and a step of the generator against the discriminator as it now is."""
         if not self.generator_learns(batch.step):
             return
-        generated, _ = self.generator.sample(len(batch.x), batch.rng)
+        generated = self.made(batch)
         loss = generator_loss(self.judged(generated, batch.network), self.options.generator_loss)
         parameters = list(self.generator.parameters())
         # only the generator's gradients are computed: the classifier's are neither needed nor touched
