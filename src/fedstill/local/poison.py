@@ -11,7 +11,7 @@ __all__ = ["false_update"]
 
 def false_update(reply: Message, received: Message, kind: str, scale: float, rng: torch.Generator) -> Message:
     """``sign-flip``: the update mirrored, ``w_global - scale * (w - w_global)``; ``gaussian``: weights moved by noise of
-    ``scale`` times each tensor's own deviation. Only floating tensors of the model and of predictions change.
+    ``scale`` times each tensor's own deviation. Every floating tensor of the reply changes.
 
     >>> honest, received = Message.of(model={"w": torch.tensor([3.0])}), Message.of(model={"w": torch.tensor([1.0])})
     >>> lie = false_update(honest, received, "sign-flip", 1.0, torch.Generator())

@@ -72,7 +72,7 @@ class Clients(Part):
     fraction: Fraction = 1.0
     per_round: Positive | None = None  # instead of a fraction
     min_replies: Positive = 1
-    timeout: Annotated[float, Field(gt=0)] | None = None  # seconds a round waits for replies
+    timeout: Annotated[float, Field(gt=0)] | None = None  # seconds that each exchange of a round waits for replies
 
 
 class Model(Part):
