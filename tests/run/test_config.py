@@ -53,6 +53,14 @@ def test_the_resolved_configuration_reads_back_the_same():
         assert from_toml(to_toml(config)) == config
 
 
+def test_a_none_that_no_file_can_say_is_refused_instead_of_replaced_by_the_default():
+    tree = {"data": {"domains": ["embedded:mnist"], "holdout": 0.1}, "algorithm": {"name": "feddf"}}
+    with pytest.raises(FedstillError, match=r"algorithm.distillation.clip = None would be lost"):
+        parse({**tree, "algorithm": {"name": "feddf", "distillation": {"clip": None}}})
+    off = parse({**tree, "algorithm": {"name": "feddf", "distillation": {"clip": 0, "averaging": False}}})
+    assert off.algorithm["distillation"]["clip"] == 0
+
+
 def test_another_system_drops_the_options_written_for_the_first_and_takes_its_own():
     raw = {**tiny_tree(), "algorithm": {"name": "fedprox", "mu": 0.5}, "for": {"moon": {"algorithm": {"mu": 7.0}, "rounds": 9}}}
     assert resolve(raw).algorithm["mu"] == 0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -147,7 +147,20 @@ def parse(tree: Mapping[str, Any]) -> Config:
     options = options_of(config.algorithm)
     # the resolved options replace what was given, so that config.toml says everything
     resolved = {"name": config.algorithm["name"], **options.model_dump(mode="json", exclude_none=True)}
+    lost = next(_lost(options.model_dump(), options_of(resolved).model_dump(), "algorithm"), None)
+    if lost:
+        raise FedstillError(f"{lost} = None would be lost, since files cannot say it; use 0 or false, or leave it out")
     return config.model_copy(update={"algorithm": resolved})
+
+
+def _lost(given: Mapping[str, Any], read: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """The keys that are None in one tree and something else in the other."""
+    for key, value in given.items():
+        other = read.get(key)
+        if value is None and other is not None:
+            yield f"{prefix}.{key}"
+        elif isinstance(value, Mapping) and isinstance(other, Mapping):
+            yield from _lost(value, other, f"{prefix}.{key}")
 
 
 def validated(kind: type[BaseModel], tree: Mapping[str, Any], prefix: str = "") -> Any:
