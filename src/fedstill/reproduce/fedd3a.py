@@ -35,7 +35,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     paper=24 * 60,
     note="At the small scale the domains are digits (with --data MNIST, USPS and SVHN and a pool of MNIST-M, else the embedded "
     "ones), the network is cnn-small and a client trains for 10 epochs; the paper's are DomainNet, a pre-trained ResNet-50 and "
-    "50. So only the order of the rows can be compared.",
+    "50. So only the order of the rows can be compared. The full scale starts from scratch unless --set model.weights=FILE "
+    "gives it a pre-trained backbone.",
 )
 def table1(plan: Plan) -> Sequence[Cell]:
     """One round, many local epochs, five ways to weigh the teachers."""
