@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -186,16 +188,20 @@ def test_ctrl_c_stops_everything_that_was_started(pace, tmp_path):
     }
     command = [sys.executable, "-m", "fedstill", "flower", "up", str(tmp_path / "run.toml"), "--out", str(tmp_path / "out")]
     with open(tmp_path / "said", "wb") as said:
-        process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=said, stderr=said)
+        heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job would be deaf to Ctrl-C
+        process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=said, stderr=said, preexec_fn=heard)
+    started: list[psutil.Process] = []
     try:
         until(lambda: len(read_history(tmp_path / "out" / "history.jsonl")) > 0, 90 + 60 * pace, "the first round")
         started = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         assert process.wait(30 + 5 * pace) == 130
+        _, alive = psutil.wait_procs(started, timeout=5)
     finally:
-        process.kill()
+        for each in [process, *started]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
     assert len(started) >= 4  # the link, two nodes, the run
-    _, alive = psutil.wait_procs(started, timeout=5)
     assert not alive
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(scratch) in " ".join(p.info["cmdline"] or [])]
     assert not list(scratch.glob("fedstill-flower-*"))  # keys and certificates are removed too
