@@ -275,8 +275,10 @@ def test_the_user_is_warned_where_distillation_hurts(tiny, tmp_path):
 
 def test_measuring_the_ensemble_does_not_change_the_model(tiny, tmp_path):
     algorithm = {"name": "feddf", "weighting": "random", "distillation": {"steps": 5, "batch_size": 16}}
-    models = [
-        run(tiny(data={"holdout": 0.3}, algorithm=algorithm, evaluation={"ensemble": seen}), tmp_path / str(seen)).server.models
+    seen, unseen = [
+        run(tiny(data={"holdout": 0.3}, algorithm=algorithm, evaluation={"ensemble": seen}), tmp_path / str(seen))
         for seen in (True, False)
     ]
-    assert all(torch.equal(models[0]["mlp"][k], t) for k, t in models[1]["mlp"].items())
+    assert all(torch.equal(seen.server.models["mlp"][k], t) for k, t in unseen.server.models["mlp"].items())
+    assert seen.history[-1]["merged_accuracy"] is not None
+    assert unseen.history[-1]["merged_accuracy"] is None  # what was not measured is not claimed

@@ -143,6 +143,7 @@ def note_merged(task: Task, models: Mapping[str, State], round: Round) -> bool:
     """Note the accuracy before distillation, in rounds where it is wanted; returns whether this is one."""
     evaluation = task.config.evaluation
     if not evaluation.ensemble or not task.tests or (round.number % evaluation.every and round.number != round.total):
+        round.note(merged_accuracy=None)  # not measured, and not the accuracy after distillation either
         return False
     clock = time.perf_counter()
     merged = Scores(
