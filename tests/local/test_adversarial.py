@@ -116,6 +116,20 @@ def test_the_generators_turn_fools_the_discriminator_and_touches_nothing_else():
     assert all(p.grad is None for p in network.parameters())
 
 
+def test_decay_alone_does_not_silence_the_generators_noise():
+    # where the discriminator is undecided Eq. 3 has no gradient, and only the decay moves the generator
+    def left(**options):
+        _, generator, discriminator, game, batch = parts(**options)
+        torch.nn.init.zeros_(discriminator.head.weight)
+        before = generator.embed_noise.weight.detach().norm()
+        for _ in range(50):
+            game.turn(batch)
+        return float(generator.embed_noise.weight.detach().norm() / before)
+
+    assert left() > 0.99
+    assert left(generator_optimizer=Optimizer(name="adam", lr=1e-3, weight_decay=1e-3)) < 0.9  # what the default avoids
+
+
 @pytest.mark.parametrize(("policy", "changes"), [("running", False), ("batch", False), ("updated", True)])
 def test_generated_batches_leave_the_statistics_alone_unless_told(policy, changes):
     network, _, _, game, batch = parts(generated_norm=policy)
