@@ -117,6 +117,17 @@ def test_a_synchronisation_does_not_interrupt_momentum(tmp_path: Path):
     assert not torch.equal(*ends)
 
 
+@pytest.mark.parametrize(("name", "remembers"), [("sgd", {"momentum_buffer"}), ("adam", {"exp_avg", "exp_avg_sq", "step"})])
+def test_a_source_keeps_all_that_its_optimiser_remembers(name: str, remembers: set[str]):
+    config = tiny("fada", rounds=1, **{**SMALL, "sync_every": 1})
+    changed = config.local.optimizer.model_copy(update={"name": name, "momentum": 0.9})
+    algorithm = algorithm_of(config.model_copy(update={"local": config.local.model_copy(update={"optimizer": changed})}))
+    memories: dict[str, Message] = {}
+    exchange(algorithm, algorithm.start(), Round(1, 2, 0, phase="sync-0"), memories)
+    [first, *_] = memories.values()
+    assert {key.split(" ")[0] for key in first.group("optimizer")} == remembers
+
+
 def test_attention_prefers_the_source_that_tightens_clusters():
     torch.manual_seed(0)
     centres = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]]).repeat_interleave(20, 0)

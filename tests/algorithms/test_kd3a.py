@@ -41,7 +41,7 @@ def test_backbones_become_their_weighted_sum_and_classifiers_stay(vote_norm: str
     replies = exchange(algorithm, server, round, memories)
     heads = [memories[reply.client].group("own")["head.weight"] for reply in replies]
     assert not torch.equal(*heads)  # every source has its own classifier, from its own start
-    assert memories["mnist-0"].group("momentum")
+    assert memories["mnist-0"].group("optimizer")
     fused = algorithm.fuse(server, replies, round)
     [model], [before] = fused.models.values(), server.models.values()
     weights = round.notes["weights"]

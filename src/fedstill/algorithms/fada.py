@@ -30,7 +30,7 @@ from fedstill.errors import FedstillError
 from fedstill.fusion.merge import merge_models
 from fedstill.fusion.predict import apply
 from fedstill.local.adversarial import generated_statistics
-from fedstill.local.fit import batches, learning_rate, memory_of, momentum_of, optimiser, remind, set_momentum
+from fedstill.local.fit import batches, learning_rate, memory_of, optimiser, remind
 from fedstill.local.options import Optimizer
 from fedstill.message import Message, State, clone
 from fedstill.models.layers import seeded
@@ -201,7 +201,7 @@ class FADA(Algorithm):
         helper_step = optimiser(options.optimizer, critics.helpers())
         judge_step = optimiser(options.optimizer, critics.judges())
         if phase != "sync-0":  # a synchronisation interrupts a round's training, it does not begin another
-            set_momentum(model_step, network, kept.group("momentum"))
+            remind(model_step, network.named_parameters(), kept.group("optimizer"))
             remind(helper_step, critics.named_parameters(), kept.group("helpers"))
             remind(judge_step, critics.named_parameters(), kept.group("judges"))
         rng = client.rng("fit", phase)
@@ -230,7 +230,7 @@ class FADA(Algorithm):
             helper_step.step()
         client.memory = Message.of(
             critics=clone(critics.state_dict()),
-            momentum=momentum_of(model_step, network),
+            optimizer=memory_of(model_step, network.named_parameters()),
             helpers=memory_of(helper_step, critics.named_parameters()),
             judges=memory_of(judge_step, critics.named_parameters()),
         )
@@ -248,9 +248,9 @@ class FADA(Algorithm):
         round.note(weights=by_name)
         merged = merge_models(self.task, server, replies, lambda group: [by_name[reply.client] for reply in group])
         network = self.task.load(self.prototype, merged[self.prototype], role="student")
-        before = server.parts.get("momentum", {}) if round.phase != "sync-0" else {}
-        momentum = self.align(network, replies, weights, round, before)
-        return Server({self.prototype: clone(network.state_dict())}, {**server.parts, "momentum": momentum}, server.values)
+        before = server.parts.get("optimizer", {}) if round.phase != "sync-0" else {}
+        memory = self.align(network, replies, weights, round, before)
+        return Server({self.prototype: clone(network.state_dict())}, {**server.parts, "optimizer": memory}, server.values)
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """The domain identifier must be one; the model is checked by its architecture."""
@@ -280,10 +280,10 @@ class FADA(Algorithm):
         return gains.tolist()
 
     def align(
-        self, network: Network, replies: Sequence[Reply], weights: Sequence[float], round: Round, momentum: State | None = None
+        self, network: Network, replies: Sequence[Reply], weights: Sequence[float], round: Round, memory: State | None = None
     ) -> State:
-        """G_t learns to be taken for each source, weighed by attention; returns SGD's velocities. BatchNorm statistics move from
-        the sources' towards the target's, the further the more batches there are between synchronisations."""
+        """G_t learns to be taken for each source, weighed by attention; returns what its optimiser remembers. BatchNorm
+        statistics move from the sources' towards the target's, the further the more batches lie between synchronisations."""
         pool = self.task.pool
         assert pool is not None, "a target domain is a pool"
         device = next(network.parameters()).device
@@ -298,7 +298,7 @@ class FADA(Algorithm):
         # (Adam does not see a factor in front of its loss)
         rate = learning_rate(self.local.optimizer.lr, self.local.schedule, round.number, round.total)
         step = optimiser(self.local.optimizer, [p for p in network.parameters() if id(p) not in inside], rate)
-        set_momentum(step, network, momentum or {})
+        remind(step, network.named_parameters(), memory or {})
         network.train()
         rng = round.rng("align", round.phase)
         for index in batches(len(pool), self.local.batch_size, rng, steps=self.steps(round.phase)):
@@ -309,7 +309,7 @@ class FADA(Algorithm):
             step.zero_grad(set_to_none=True)
             (self.options.align * torch.stack(fooled).sum()).backward()
             step.step()
-        return momentum_of(step, network)
+        return memory_of(step, network.named_parameters())
 
 
 def critic_loss(

@@ -27,7 +27,7 @@ from fedstill.fusion.norm import BatchNorm, buffer_names
 from fedstill.fusion.options import Distillation
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.vote import Gate, knowledge_vote
-from fedstill.local.fit import batches, fit, learning_rate, momentum_of, optimiser, set_momentum
+from fedstill.local.fit import batches, fit, learning_rate, memory_of, optimiser, remind
 from fedstill.message import Message, State, clone
 from fedstill.models.network import Network
 from fedstill.options import Positive
@@ -63,7 +63,7 @@ class KD3AOptions(Options):
     vote_norm: Literal["batch", "running"] = "batch"  # sources label with the target batch's statistics, and theirs drift to them
     by_examples: bool = False  # weigh the focus by the sources' numbers of examples (text)
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of the weights over the rounds; the first is taken as it is
-    keep_momentum: bool = True  # SGD's velocities survive the round, as they do in the code
+    keep_momentum: bool = True  # what the optimiser remembers survives the round, as in the code
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -127,11 +127,11 @@ class KD3A(Algorithm):
         own = client.memory.group("own") or client.task.initial(client.prototype, "source", client.id)
         network = client.task.load(client.prototype, {**own, **message.group("model")})
         rate = learning_rate(config.local.optimizer.lr, config.local.schedule, client.round, config.rounds)
-        velocity = client.memory.group("momentum") if self.options.keep_momentum else {}
-        done = fit(network, client.data, config.local, rng=client.rng("fit"), lr=rate, momentum=velocity)
+        memory = client.memory.group("optimizer") if self.options.keep_momentum else None
+        done = fit(network, client.data, config.local, rng=client.rng("fit"), lr=rate, memory=memory)
         state = clone(network.state_dict())
         kept = {name: tensor for name, tensor in state.items() if name not in message.group("model")}
-        client.memory = Message.of(own=kept, momentum=done.momentum if self.options.keep_momentum else {})
+        client.memory = Message.of(own=kept, optimizer=done.memory)
         return Message.of(model=state, samples=len(client.data), loss=done.loss)
 
     # -- the target ----------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class KD3A(Algorithm):
         self.note_votes(teachers, gate, round)
         note_focus(focus, names, gate, round)
         known = float((table.sample_weight > 0).double().mean()) if table.sample_weight is not None else 1.0
-        target, velocity = self.learn(server, table, pool.samples, round)
+        target, memory = self.learn(server, table, pool.samples, round)
         examples = [reply.samples for reply in replies] if options.by_examples else None
         shares, own = domain_weights(focus.values, known, examples)
         fresh = {**dict(zip(names, shares.tolist(), strict=True)), TARGET: own}
@@ -157,7 +157,7 @@ class KD3A(Algorithm):
         # all backbones become their weighted sum; the sources' with the statistics that voting left them
         states = ({**reply.model, **drifted.get(k, {})} for k, reply in enumerate(replies))
         merged = weighted_sum((self.shared(state) for state in [*states, target]), [weights[name] for name in [*names, TARGET]])
-        parts = {**server.parts, "momentum": velocity} if velocity else server.parts
+        parts = {**server.parts, "optimizer": memory} if memory else server.parts
         return Server({self.prototype: {**target, **merged}}, parts, {**server.values, "weights": weights})
 
     def vote(
@@ -194,7 +194,7 @@ class KD3A(Algorithm):
         round.note(ensemble_accuracy=found, evaluate_seconds=time.perf_counter() - clock)
 
     def learn(self, server: Server, table: Table, samples: Samples, round: Round) -> tuple[State, State]:
-        """The target model trained on the votes as the sources train on their labels, and SGD's velocities."""
+        """The target model trained on the votes as the sources train on their labels, and what its optimiser remembers."""
         local, options = self.local, self.options
         rate = learning_rate(local.optimizer.lr, local.schedule, round.number, round.total)
         wanted = Distillation(
@@ -211,11 +211,11 @@ class KD3A(Algorithm):
         student = self.task.load(self.prototype, server.models[self.prototype], role="student")
         optimizer = optimiser(wanted.optimizer, list(student.parameters()))
         if options.keep_momentum:
-            set_momentum(optimizer, student, server.parts.get("momentum", {}))
+            remind(optimizer, student.named_parameters(), server.parts.get("optimizer", {}))
         done = distil(student, samples, table, wanted, rng=round.rng("distil"), optimizer=optimizer)
         round.note(distillation={self.prototype: {"steps": done.steps, "first": done.first_loss, "last": done.last_loss}})
-        velocity = clone(momentum_of(optimizer, student)) if options.keep_momentum else {}
-        return clone(student.state_dict()), velocity
+        memory = memory_of(optimizer, student.named_parameters()) if options.keep_momentum else {}
+        return clone(student.state_dict()), memory
 
 
 def by_batch_statistics(network: Network, samples: Samples, batch_size: int, rng: torch.Generator) -> Tensor:

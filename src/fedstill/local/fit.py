@@ -23,10 +23,8 @@ __all__ = [
     "fit",
     "learning_rate",
     "memory_of",
-    "momentum_of",
     "optimiser",
     "remind",
-    "set_momentum",
 ]
 
 
@@ -52,20 +50,7 @@ class Fit:
 
     steps: int
     loss: float  # mean over the last epoch's steps
-    momentum: dict[str, Tensor] = field(default_factory=dict, repr=False)  # SGD's velocities, by parameter name
-
-
-def momentum_of(optimizer: torch.optim.Optimizer, network: nn.Module) -> dict[str, Tensor]:
-    """SGD's velocities by the names of the network's parameters; empty where there is no momentum."""
-    found = {name: optimizer.state[p].get("momentum_buffer") for name, p in network.named_parameters() if p in optimizer.state}
-    return {name: buffer for name, buffer in found.items() if buffer is not None}
-
-
-def set_momentum(optimizer: torch.optim.Optimizer, network: nn.Module, momentum: Mapping[str, Tensor]) -> None:
-    """Let SGD go on with the velocities that :func:`momentum_of` found."""
-    for name, parameter in network.named_parameters():
-        if name in momentum:
-            optimizer.state[parameter]["momentum_buffer"] = momentum[name].to(parameter.device).clone()
+    memory: dict[str, Tensor] = field(default_factory=dict, repr=False)  # the optimiser's, where it is kept
 
 
 def memory_of(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
@@ -168,20 +153,20 @@ def fit(
     parameters: Sequence[nn.Parameter] | None = None,
     base_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     after: Callable[[Batch], None] | None = None,
-    momentum: Mapping[str, Tensor] | None = None,
+    memory: Mapping[str, Tensor] | None = None,
 ) -> Fit:
     """Train ``network`` in place on ``data``: minimise ``base_loss(logits, y)`` plus the sum of ``terms``.
 
     ``parameters`` says what is trained (all of the network by default); ``after`` is called when a step has been taken, for
     an opponent's turn. A last batch of one sample is skipped where the network has
-    batch statistics, which one sample cannot give. SGD starts with the velocities in ``momentum``, by parameter name; those
-    it ends with are in the result.
+    batch statistics, which one sample cannot give. Where a ``memory`` is given, be it empty, the optimiser goes on from it, and
+    what it remembers in the end (:func:`memory_of`) is in the result.
     """
     network.train()
     chosen = list(parameters) if parameters is not None else [p for p in network.parameters() if p.requires_grad]
     optimizer = optimiser(local.optimizer, chosen, lr)
-    if momentum:
-        set_momentum(optimizer, network, momentum)
+    if memory:
+        remind(optimizer, network.named_parameters(), memory)
     single_ok = not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
     flip, crop = local.augment.flip, local.augment.crop
     device = next(network.parameters()).device
@@ -221,4 +206,5 @@ def fit(
         losses.append(loss.detach())
         step += 1
     last = losses[-per_epoch:]
-    return Fit(step, float(torch.stack(last).mean()) if last else float("nan"), momentum_of(optimizer, network))
+    remembered = memory_of(optimizer, network.named_parameters()) if memory is not None else {}
+    return Fit(step, float(torch.stack(last).mean()) if last else float("nan"), remembered)
