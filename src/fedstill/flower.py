@@ -32,8 +32,10 @@ from fedstill.fusion.predict import apply
 from fedstill.fusion.screen import fault
 from fedstill.fusion.teacher import Teacher
 from fedstill.fusion.weighting import Ready
-from fedstill.fusion.weightings.projection import proximity, soft_weights
+from fedstill.fusion.weightings.projection import one_hot_weights, proximity, soft_weights
+from fedstill.local.fit import learning_rate
 from fedstill.local.projection import Projection, subspace
+from fedstill.local.projection import fault as projection_fault
 from fedstill.message import Message, State, clone
 from fedstill.models.network import Network
 from fedstill.models.wrapped import last_linear
@@ -43,7 +45,7 @@ from fedstill.streams import stream, subseed
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict  # isort: skip
 from flwr.app import Message as FlowerMessage  # isort: skip
 from flwr.serverapp import Grid  # isort: skip
-from flwr.serverapp.strategy import FedAvg  # isort: skip
+from flwr.serverapp.strategy import FedAvg, Result  # isort: skip
 
 __all__ = ["FedD3A", "FedDF", "projection"]
 
@@ -76,16 +78,16 @@ def projection(model: nn.Module, inputs: Tensor | Iterable[Tensor], options: Pro
     """What a FedD3A client adds to its reply as ``"projection"``: the subspace that its features span (Eq. 5).
 
     ``model`` holds the weights **as received**, before local training; ``inputs`` are the client's training inputs, as one tensor
-    or in batches.
+    or in batches. They are shuffled, always alike, as batches of one class would span another subspace than those of training.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> list(projection(net, torch.rand(8, 1, 2, 2)))
     ['matrix']
     """
-    batches = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    whole = inputs if isinstance(inputs, Tensor) else torch.cat(list(inputs))
+    chosen = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))[: options.sample]
     network = Own(model)
-    device = next(model.parameters()).device
-    features = torch.cat([apply(network.features, network, Samples(batch.to(device))) for batch in batches])
+    features = apply(network.features, network, Samples(whole[chosen.to(whole.device)]))
     return ArrayRecord({name: t.cpu() for name, t in subspace(features, options).items()})
 
 
@@ -168,12 +170,16 @@ class FedDF(FedAvg):
                 _load(self.student, merged),
                 self.pool,
                 table,
-                self.distillation,
+                self.learning(server_round),
                 rng=stream(self.seed, "distil", server_round),
             )
         log.info("distilled %d teachers in %d steps, loss %.4f to %.4f", len(sound), done.steps, done.first_loss, done.last_loss)
         metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         return ArrayRecord(clone(self.student.module.state_dict())), metrics
+
+    def learning(self, server_round: int) -> Distillation:
+        """How the student learns in this round."""
+        return self.distillation
 
     def shares(self, messages: Sequence[Message]) -> list[float]:
         """How much each reply counts in the average: by its examples."""
@@ -186,6 +192,10 @@ class FedDF(FedAvg):
 
     requires: tuple[str, ...] = ("model",)
 
+    def fault_of(self, message: Message) -> str | None:
+        """Why what a reply holds besides its model cannot be used, or None."""
+        return None
+
     def _sound(self, replies: Iterable[FlowerMessage]) -> list[tuple[RecordDict, Message]]:
         """The replies that can be used; the others are named in the log."""
         found = []
@@ -194,7 +204,7 @@ class FedDF(FedAvg):
             if reason is None:
                 try:
                     message = self._read(reply.content)
-                    reason = fault(message, self.requires, self.student.module.state_dict())
+                    reason = fault(message, self.requires, self.student.module.state_dict()) or self.fault_of(message)
                 except (FedstillError, KeyError, ValueError, TypeError) as error:
                     reason = f"{error}"
             if reason is None:
@@ -225,18 +235,42 @@ class FedD3A(FedDF):
 
     def __init__(self, model: nn.Module, pool: Tensor, *, options: FedD3AOptions = FedD3AOptions(), **rest: Any):
         super().__init__(model, pool, **{"distillation": options.distillation, "ensemble": options.ensemble, **rest})
-        self.options = Projection.model_validate(options.weighting_options)
+        if options.weighting not in ("soft", "projection", "onehot") or options.merge not in ("uniform", "examples"):
+            raise FedstillError(
+                "this strategy weighs teachers by 'soft' or 'onehot' and merges 'uniform' or by 'examples', "
+                f"not '{options.weighting}' and '{options.merge}': FedDF's has equal weights, fedstill's own engine has them all"
+            )
+        self.options, self.projection = options, Projection.model_validate(options.weighting_options)
+        self.rounds = 1
+        self.width = apply(self.student.features, self.student, self.pool.take(slice(0, 1))).shape[1]  # of the features
+
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **rest: Any) -> Result:
+        """As FedAvg; the server's learning rate falls over all rounds."""
+        self.rounds = num_rounds
+        return super().start(grid, initial_arrays, num_rounds, *args, **rest)
+
+    def learning(self, server_round: int) -> Distillation:
+        """With the rate of this round."""
+        optimizer = self.distillation.optimizer
+        rate = learning_rate(optimizer.lr, self.options.rate, server_round, self.rounds)
+        return self.distillation.model_copy(update={"optimizer": optimizer.model_copy(update={"lr": rate})})
+
+    def fault_of(self, message: Message) -> str | None:
+        """A projection must be one of this network's features."""
+        return projection_fault(message.group("projection"), self.width)
 
     def shares(self, messages: Sequence[Message]) -> list[float]:
-        """All alike, as in the paper."""
-        return [1 / len(messages)] * len(messages)
+        """All alike, as in the paper, unless by examples."""
+        return super().shares(messages) if self.options.merge == "examples" else [1 / len(messages)] * len(messages)
 
     def weights(self, messages: Sequence[Message]) -> Tensor:
         """Eq. 6, with the features of the model that the clients were sent."""
         network = _load(self.teacher, self.sent)
         z = apply(network.features, network, self.pool)
         r = proximity(z, [message.group("projection") for message in messages])
-        return soft_weights(r, unbiased=self.options.unbiased, temperature=self.options.temperature)
+        if self.options.weighting == "onehot":
+            return one_hot_weights(r)
+        return soft_weights(r, unbiased=self.projection.unbiased, temperature=self.projection.temperature)
 
 
 def _load(network: Own, state: State) -> Own:

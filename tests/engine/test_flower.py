@@ -347,6 +347,33 @@ def test_fedd3a_trusts_the_client_whose_domain_it_is():
     assert (weights[:, 0] > weights[:, 1]).all()
 
 
+def test_the_fedd3a_strategy_does_what_its_options_say():
+    from fedstill.algorithms.fedd3a import FedD3AOptions
+    from fedstill.flower import FedD3A, projection
+
+    sent, pool = net(), torch.rand(20, 1, 2, 2)
+    strategy = FedD3A(sent, pool, options=FedD3AOptions(weighting="onehot", merge="examples"))
+    strategy.sent, strategy.rounds = dict(sent.state_dict()), 10
+    replies = [reply_of(sent, n, samples=n, projection=projection(sent, torch.rand(40, 1, 2, 2))) for n in (1, 3)]
+    messages = [strategy._read(reply.content) for reply in replies]
+    assert strategy.shares(messages) == [0.25, 0.75]
+    assert set(strategy.weights(messages).unique().tolist()) <= {0.0, 1.0}
+    assert strategy.learning(1).optimizer.lr == 0.01
+    assert strategy.learning(10).optimizer.lr == pytest.approx(1e-4)
+    with pytest.raises(FedstillError, match="'soft' or 'onehot'"):
+        FedD3A(sent, pool, options=FedD3AOptions(weighting="avg"))
+
+
+def test_a_projection_of_another_shape_costs_its_own_reply():
+    from fedstill.flower import FedD3A, projection
+
+    strategy = FedD3A(net(), torch.rand(20, 1, 2, 2))
+    strategy.sent = dict(net().state_dict())
+    good = reply_of(net(1), 2, projection=projection(net(), torch.rand(40, 1, 2, 2)))
+    bad = reply_of(net(2), 3, projection=ArrayRecord({"matrix": torch.eye(5)}))
+    assert [message.values["samples"] for _, message in strategy._sound([bad, good])] == [10]
+
+
 def test_a_fedd3a_client_without_a_projection_is_told():
     from fedstill.flower import FedD3A
 
