@@ -31,7 +31,10 @@ def line(**weights: float) -> dict:
 
 def test_weights_of_seeds_are_averaged_and_those_of_a_domain_summed():
     clients = [{"id": "a", "domain": "mnist"}, {"id": "b", "domain": "mnist"}, {"id": "c", "domain": "usps"}]
-    runs = [Run(Path("x"), history=[line(a=0.2, b=0.2, c=0.6)], clients=clients), Run(Path("y"), history=[line(a=0.8, c=0.2)])]
+    runs = [
+        Run(Path("fedd3a/seed0"), history=[line(a=0.2, b=0.2, c=0.6)], clients=clients),
+        Run(Path("fedd3a/seed1"), history=[line(a=0.8, c=0.2)]),
+    ]
     runs[1].clients.extend(clients)
     found = teacher_weights(runs)
     assert found == {"svhn": {"mnist": pytest.approx(0.6), "usps": pytest.approx(0.4)}}

@@ -31,7 +31,13 @@ def figures(
     weights = teacher_weights(load_runs(folders))
     if weights:
         console.print(f"written: {draw_weights(weights, out / 'weights.png')}", soft_wrap=True)
-    for number, folder in enumerate(found):
-        name = "features.png" if len(found) == 1 else f"features-{number}-{folder.parent.name}-{folder.name}.png"
+    finished = [folder for folder in found if (folder / "model.safetensors").exists()]
+    for folder in found:
+        if folder not in finished:
+            console.print(f"[yellow]warning:[/] no features of {folder}: it has no model.safetensors", soft_wrap=True)
+    if not weights and not finished:
+        raise FedstillError("nothing to draw: no run has teacher weights by domain or one final model")
+    for number, folder in enumerate(finished):
+        name = "features.png" if len(finished) == 1 else f"features-{number}-{folder.parent.name}-{folder.name}.png"
         path = draw_features(folder, out / name, method=chosen, classes=classes, samples=samples)
         console.print(f"written: {path}", soft_wrap=True)

@@ -23,22 +23,28 @@ __all__ = ["draw_features", "draw_weights", "features_of", "flatten", "teacher_w
 def teacher_weights(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     """Server domain -> {teacher's domain: mean weight in the last round that has weights}, over runs with different pools.
 
-    Runs of the same pool (seeds) are averaged, and so are a domain's clients summed.
+    Runs of the same system and pool (seeds) are averaged, and a domain's clients summed. Where there are several systems, a row
+    says which is its own.
 
     >>> line = {"weights_by_domain": {"blended": {"mnist-0": 0.5, "mnist-1": 0.25, "usps-0": 0.25}}}
     >>> teacher_weights([Run(Path("a"), history=[line])])
     {'blended': {'mnist': 0.75, 'usps': 0.25}}
+    >>> two = [Run(Path(name), history=[line], summary={"algorithm": name}) for name in ("feddf", "fedd3a")]
+    >>> list(teacher_weights(two))
+    ['blended (feddf)', 'blended (fedd3a)']
     """
     rows: dict[str, list[dict[str, float]]] = {}
+    runs = [run for run in runs if any(line.get("weights_by_domain") for line in run.history)]
+    several = len({run.algorithm for run in runs}) > 1
     for run in runs:
         domains = {client["id"]: client["domain"] for client in run.clients}
         lines = [line for line in run.history if line.get("weights_by_domain")]
-        for pool, weights in (lines[-1]["weights_by_domain"] if lines else {}).items():
+        for pool, weights in lines[-1]["weights_by_domain"].items():
             summed: dict[str, float] = {}
             for client, weight in weights.items():
                 domain = domains.get(client, client.rsplit("-", 1)[0])
                 summed[domain] = summed.get(domain, 0.0) + weight
-            rows.setdefault(pool, []).append(summed)
+            rows.setdefault(f"{pool} ({run.algorithm})" if several else pool, []).append(summed)
     return {
         pool: {name: float(np.mean([one.get(name, 0.0) for one in found])) for name in dict.fromkeys(k for o in found for k in o)}
         for pool, found in rows.items()
