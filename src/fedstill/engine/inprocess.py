@@ -24,6 +24,7 @@ from fedstill.algorithm import Algorithm
 from fedstill.engine import Outcome, Spool
 from fedstill.engine.memory import Memory, Remembers
 from fedstill.fusion.norm import buffer_names
+from fedstill.fusion.screen import not_finite
 from fedstill.local.poison import false_update
 from fedstill.message import Message
 from fedstill.models.binary import binary_weights, pack_bits
@@ -47,7 +48,7 @@ def train_client(algorithm: Algorithm, client: str, round: int, phase: str, mess
         names = buffer_names(person.network)
         person.memory = person.memory.with_parts(buffers={n: t for n, t in reply.group("model").items() if n in names})
         reply = Message({n: t for n, t in reply.tensors.items() if n.removeprefix("model/") not in names}, reply.values)
-    if person.memory is not before:
+    if person.memory is not before and not_finite(person.memory) is None:  # or it would diverge for ever
         memory.write(client, round, person.memory)
     reply = misbehave(algorithm, client, round, message, reply)
     return low_bit(reply, person.network) if "model" in algorithm.required(phase) else reply

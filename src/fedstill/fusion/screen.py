@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedstill.message import Message
 
-__all__ = ["fault"]
+__all__ = ["fault", "not_finite"]
 
 
 def fault(message: Message, requires: Sequence[str], template: Mapping[str, Tensor] | None) -> str | None:
@@ -39,13 +39,16 @@ def fault(message: Message, requires: Sequence[str], template: Mapping[str, Tens
                 return f"wrong shape: 'model/{name}' is {tuple(tensor.shape)}, expected {tuple(expected.shape)}"
             if tensor.dtype != expected.dtype:
                 return f"wrong type: 'model/{name}' is {tensor.dtype}, expected {expected.dtype}"
+    found = not_finite(message)
+    return None if found is None else f"not finite: '{found}'"
+
+
+def not_finite(message: Message) -> str | None:
+    """The name of a tensor or value of the message that holds a nan or an infinity, or None."""
     numbers = {name: tensor for name, tensor in message.tensors.items() if tensor.is_floating_point()}
     # a sum is finite only where every element is, short of overflow; the exact check runs where it is not
     if numbers and not torch.isfinite(sum(tensor.sum() for tensor in numbers.values())):  # type: ignore[arg-type]
         for name, tensor in numbers.items():
             if not torch.isfinite(tensor).all():
-                return f"not finite: '{name}'"
-    for name, value in message.values.items():
-        if isinstance(value, float) and value != value:
-            return f"not finite: '{name}'"
-    return None
+                return name
+    return next((name for name, value in message.values.items() if isinstance(value, float) and value != value), None)
