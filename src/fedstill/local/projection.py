@@ -47,7 +47,8 @@ class Projection(Part):
     literal: bool = False  # I - P^ as printed, instead of I - alpha P^
     batch_size: Positive = 32  # samples in each mean feature; 1 uses every sample's own
     sample: Positive | None = None  # extract features of at most so many of the client's samples, drawn anew each round
-    rank: Literal["full"] | Positive | Annotated[float, Field(gt=0, lt=1)] = "full"  # all, so many, or this share of the trace
+    # all of it, so many eigenvectors, or as a fraction the share of the trace to be kept
+    rank: Literal["full"] | Annotated[int, Field(gt=0, strict=True)] | Annotated[float, Field(gt=0, le=1)] = "full"
     unbiased: bool = False  # divide the variance of Eq. 6 by m - 1 instead of m
     temperature: Annotated[float, Field(gt=0)] = 1.0  # of Eq. 6's softmax; below 1 sharpens
 
@@ -121,20 +122,25 @@ def projection_matrix(
 def compress(p: Tensor, rank: Literal["full"] | int | float) -> State:
     """The matrix as it is sent: whole, or by its eigenvectors of the largest eigenvalues (by absolute value).
 
-    ``rank`` is ``"full"``, a number of eigenvectors, or below 1 the share of the trace of ``|P|`` to be kept.
+    ``rank`` is ``"full"``, a number of eigenvectors, or as a float the share of the trace of ``|P|`` to be kept. Where these
+    would take more room than the matrix, it is sent itself.
 
     >>> {name: tuple(t.shape) for name, t in compress(torch.diag(torch.tensor([0.9, 0.1, 0.0])), 0.9).items()}
     {'vectors': (3, 1), 'values': (1,)}
+    >>> list(compress(torch.eye(3), 3))
+    ['matrix']
     """
     if rank == "full":
         return {"matrix": p}
     values, vectors = torch.linalg.eigh(p)
     order = values.abs().argsort(descending=True)
     values, vectors = values[order], vectors[:, order]
-    if rank < 1:
+    if isinstance(rank, float):
         kept_so_far = values.abs().cumsum(0)
         rank = int((kept_so_far < (rank - 1e-6) * kept_so_far[-1]).sum()) + 1
-    kept = min(int(rank), len(values))
+    kept = min(rank, len(values))
+    if kept * (len(values) + 1) >= len(values) ** 2:
+        return {"matrix": p}
     return {"vectors": vectors[:, :kept].contiguous(), "values": values[:kept].contiguous()}
 
 
@@ -142,7 +148,7 @@ def expand(sent: Mapping[str, Tensor]) -> Tensor:
     """The matrix that was sent, whole again.
 
     >>> p = torch.diag(torch.tensor([0.9, 0.1]))
-    >>> torch.allclose(expand(compress(p, 2)), p)
+    >>> torch.allclose(expand(compress(p, "full")), p)
     True
     """
     if "matrix" in sent:

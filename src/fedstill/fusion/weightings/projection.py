@@ -16,6 +16,7 @@ from fedstill.local.projection import Projection, fault, project
 __all__ = ["OneHot", "Soft", "one_hot_weights", "proximity", "soft_weights"]
 
 STACK = 16  # matrices multiplied at once; more clients than that stream by
+ROWS = 4096  # samples at once: a pool's size times the clients' number of vectors would not fit
 
 
 def proximity(z: Tensor, matrices: Sequence[Mapping[str, Tensor]]) -> Tensor:
@@ -26,19 +27,22 @@ def proximity(z: Tensor, matrices: Sequence[Mapping[str, Tensor]]) -> Tensor:
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    length = z.norm(dim=1)
     columns = []
     for first in range(0, len(matrices), STACK):
         group = [{name: t.to(z.device, z.dtype) for name, t in sent.items()} for sent in matrices[first : first + STACK]]
-        if all("matrix" in sent for sent in group):
-            # every client of the group in one product: (n, d) @ (d, k d)
-            pz = (z @ torch.cat([sent["matrix"] for sent in group], 1)).view(len(z), len(group), -1)
-        else:
-            pz = torch.stack([project(z, sent) for sent in group], 1)
-        across = torch.einsum("nd,nkd->nk", z, pz)
-        lengths = length[:, None] * pz.norm(dim=2)
-        columns.append(torch.where(lengths > 0, across / lengths.where(lengths > 0, 1), 0))
+        joined = torch.cat([sent["matrix"] for sent in group], 1) if all("matrix" in sent for sent in group) else None
+        columns.append(torch.cat([_cosines(rows, group, joined) for rows in z.split(ROWS)]))
     return torch.cat(columns, 1)
+
+
+def _cosines(z: Tensor, group: Sequence[Mapping[str, Tensor]], joined: Tensor | None) -> Tensor:
+    if joined is not None:
+        pz = (z @ joined).view(len(z), len(group), -1)  # every client of the group in one product: (n, d) @ (d, k d)
+    else:
+        pz = torch.stack([project(z, sent) for sent in group], 1)
+    across = torch.einsum("nd,nkd->nk", z, pz)
+    lengths = z.norm(dim=1)[:, None] * pz.norm(dim=2)
+    return torch.where(lengths > 0, across / lengths.where(lengths > 0, 1), 0)
 
 
 def soft_weights(r: Tensor, *, unbiased: bool = False, temperature: float = 1.0) -> Tensor:
