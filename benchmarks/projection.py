@@ -4,7 +4,7 @@
 
 The epoch is one of ResNet-8 on 32x32 images with a neck of ``--features`` units, as wide as a ResNet-34's features. The forward
 pass that extracts the features is counted apart from the matrix; ``sample`` computes it on a part of the data. The last column
-says what each does to the weights of three embedded digit domains.
+says what each does to the weights of three digit domains.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def main() -> None:
     some = own.take(slice(0, given.samples // 4))
     part = seconds(lambda: apply(network.features, network, some), given.repeat)
     print(f"| features of a quarter | {part:.3f} | {part / epoch:.1%} | | |")
-    kinds = {
+    kinds: dict[str, Projection] = {
         "matrix, closed form": Projection(),
         "matrix, iterative (Eq. 5)": Projection(method="iterative"),
         "matrix, a quarter of the samples": Projection(sample=given.samples // 4),
         "matrix, rank 64": Projection(rank=64),
         "matrix, 95% of the trace": Projection(rank=0.95),
     }
-    train, test = sites(network)
+    train, test = sites(network, given.data, given.samples)
     whole = soft_weights(proximity(test, [subspace(z, Projection()) for z in train]))
     for label, options in kinds.items():
         used = features[: options.sample]
@@ -99,12 +99,14 @@ def main() -> None:
         print(f"| {label} | {spent:.3f} | {spent / epoch:.1%} | {nbytes(subspace(used, options)):,} | {change:.4f} |")
 
 
-def sites(network: Network) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Features of three embedded domains: each one's training samples, and all their test samples together."""
-    names = ("mnist", "blended", "inverted")
-    domains = [load_domain(f"embedded:{name}", image_size=32, channels=3) for name in names]
-    features = [[apply(network.features, network, samples) for samples in (d.train, d.test)] for d in domains]
-    return [train for train, _ in features], torch.cat([test for _, test in features])
+def sites(network: Network, root: str | None, samples: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Features of three domains: each one's training samples in random order, and test samples of all three together."""
+    names = ("mnist", "usps", "svhn") if root else ("embedded:mnist", "embedded:blended", "embedded:inverted")
+    domains = [load_domain(name, root=root, image_size=32, channels=3) for name in names]
+    rng = torch.Generator().manual_seed(0)
+    train = [d.train.take(torch.randperm(len(d.train), generator=rng)[:samples]) for d in domains]
+    test = [d.test.take(torch.randperm(len(d.test), generator=rng)[:1000]) for d in domains]
+    return [apply(network.features, network, x) for x in train], torch.cat([apply(network.features, network, x) for x in test])
 
 
 if __name__ == "__main__":
