@@ -8,12 +8,15 @@ import torch
 from fedstill.algorithm import Reply, Round
 from fedstill.algorithms import create
 from fedstill.data.samples import Samples
+from fedstill.engine.inprocess import train_client
+from fedstill.engine.memory import Memory
 from fedstill.errors import FedstillError
 from fedstill.fusion.ensemble import ensemble_table
+from fedstill.fusion.screen import fault
 from fedstill.fusion.weightings.projection import proximity, soft_weights
 from fedstill.local.fit import fit
 from fedstill.message import Message
-from fedstill.run.loop import run
+from fedstill.run.loop import Listener, run
 from fedstill.run.presets import configuration
 from fedstill.task import Task
 
@@ -186,19 +189,49 @@ def personal_with(tiny, weight):
     return config.model_copy(update={"algorithm": table})
 
 
+class Stop(Listener):
+    """Ctrl-C after the first round."""
+
+    def round(self, line):
+        if line["round"] == 1:
+            raise KeyboardInterrupt
+
+
 def test_personal_runs_resume_exactly(tiny, tmp_path):
     config = personal(tiny)
     whole = run(config, tmp_path / "whole")
-    run(config.model_copy(update={"rounds": 1}), tmp_path / "parts")
-    # the server's rate depends on the number of rounds, so only the clients' states are compared after one round
-    kept = sorted((tmp_path / "parts" / "clients").rglob("1.safetensors"))
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "parts", listeners=[Stop()])
+    done = run(config, tmp_path / "parts", resume=True)
+    kept = sorted((tmp_path / "whole" / "clients").rglob("*.safetensors"))
     assert kept
-    for path in kept:
-        other = tmp_path / "whole" / path.relative_to(tmp_path / "parts")
+    for path in [*kept, tmp_path / "whole" / "model.safetensors"]:
+        other = tmp_path / "parts" / path.relative_to(tmp_path / "whole")
         assert path.read_bytes() == other.read_bytes()
-    assert (tmp_path / "whole" / "model.safetensors").exists()
-    assert len(whole.history) == 2
+    assert len(done.history) == 2
     assert whole.history[-1]["personal_accuracy"].keys() == whole.task.clients.keys()
+
+
+def test_a_model_that_diverged_once_is_not_gone_on_from(tiny, tmp_path):
+    config = personal(tiny)
+    hot = config.local.optimizer.model_copy(update={"lr": 1e30})
+    config = config.model_copy(update={"rounds": 3, "local": config.local.model_copy(update={"optimizer": hot})})
+    algorithm, memory = create(Task(config)), Memory(tmp_path)
+    server, [client, *_] = algorithm.start(), algorithm.task.clients
+    first = train_client(algorithm, client, 1, "train", algorithm.instruct(server, client, Round(1, 3, 0)), memory)
+    assert fault(first, ["model"], None)
+    assert not memory.read(client, 2).group("personal")  # so that a second try starts where the first did
+
+
+@pytest.mark.parametrize("weighting", ["counts", "discriminator", "examples", "median"])
+def test_other_weightings_of_the_common_set_work(weighting, tiny, tmp_path):
+    done = run(fedd3a(tiny, algorithm={"weighting": weighting}, rounds=1), tmp_path / "a")
+    assert "projection" not in done.history[0]
+
+
+def test_clients_with_statistics_of_their_own_cannot_be_compared(tiny):
+    with pytest.raises(FedstillError, match="model.buffers = 'local'"):
+        create(Task(fedd3a(tiny, model={"name": "cnn-small", "buffers": "local"})))
 
 
 def test_terms_about_the_global_weights_need_the_servers_own_structure(tiny):

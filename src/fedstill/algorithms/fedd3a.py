@@ -57,14 +57,14 @@ class FedD3A(FedDF):
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """Algorithm 1, the server's part; the matrices' bytes go into the history."""
-        if self.report:
+        if self.report == "projection":
             sent, whole, models = (sum(column) for column in zip(*map(self._bytes, replies), strict=True))
             round.note(projection={"bytes": sent, "of_model": float(f"{sent / models:.4g}"), "saved": whole - sent})
         return super().fuse(server, replies, round)
 
     def _bytes(self, reply: Reply) -> tuple[int, int, int]:
         """Of one reply: the report's bytes, those of the whole d x d matrix, and the model's."""
-        part = reply.part(str(self.report))
+        part = reply.part("projection")
         d = part["matrix" if "matrix" in part else "vectors"].shape[0]
         size = [sum(t.numel() * t.element_size() for t in group.values()) for group in (part, reply.part("model"))]
         return size[0], d * d * 4, size[1]

@@ -121,6 +121,12 @@ class FedDF(Algorithm):
         if self.options.source.kind in ("data", "mixture") and self.needs_pool(task):
             raise FedstillError(f"{self.name} distils on unlabelled data: set data.server, data.target or data.holdout")
 
+        if self.report == "projection" and task.config.model.buffers == "local":
+            raise FedstillError(
+                f"weighting = '{self.options.weighting}' compares features under one backbone, and model.buffers = 'local' gives "
+                "every client its own: use 'average' or 'recalibrate'"
+            )
+
     def needs_pool(self, task: Any) -> bool:
         """Whether unlabelled data is wanted and the task has none."""
         data = task.config.data
