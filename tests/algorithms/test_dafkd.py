@@ -28,8 +28,14 @@ SMALL = {
 
 @pytest.fixture
 def small(tiny):
-    def make(rounds=1, model="cnn-small", **options):
-        tree = {"rounds": rounds, "clients": {"per_domain": 2}, "model": {"name": model, "options": {}}, "local": {"steps": 3}}
+    def make(rounds=1, model="cnn-small", uneven=False, **options):
+        partition = {"partition": {"kind": "dirichlet", "alpha": 0.5}} if uneven else {}
+        tree = {
+            "rounds": rounds,
+            "clients": {"per_domain": 2, **partition},
+            "model": {"name": model, "options": {}},
+            "local": {"steps": 3},
+        }
         tree["evaluation"] = {"samples_every": 1}
         base = tiny_tree(**tree)
         base["model"] = {"name": model}
@@ -51,8 +57,8 @@ def replies_of(algorithm, server, context, ids, memories):
     return found
 
 
-def one_round(algorithm):
-    server, context, memories, seen = algorithm.start(), Round(1, 1, 0), {}, {}
+def one_round(algorithm, memories=None):
+    server, context, memories, seen = algorithm.start(), Round(1, 1, 0), dict(memories or {}), {}
     for phase in algorithm.phases(1):
         context.phase = phase
         replies = replies_of(algorithm, server, context, list(algorithm.task.clients), memories)
@@ -62,10 +68,11 @@ def one_round(algorithm):
 
 
 def test_a_round_in_the_papers_order(small):
-    algorithm = create(Task(small()))
+    algorithm = create(Task(small(uneven=True)))
     server, seen, memories, context = one_round(algorithm)
     first = algorithm.start()
-    # Eq. 4: the plain average of the generators
+    # Eq. 4: the plain average of the generators, whatever the clients' sizes
+    assert len({int(message.values["samples"]) for message in seen["train"]}) > 1
     key = next(iter(server.parts["generator"]))
     mean = torch.stack([message.group("generator")[key].double() for message in seen["train"]]).mean(0)
     assert torch.allclose(server.parts["generator"][key].double(), mean, atol=1e-6)
@@ -97,23 +104,54 @@ def test_the_personal_discriminator_goes_on_from_the_last_round(small):
     assert torch.equal(seen[1]["head.weight"], first[0].part("discriminator")["head.weight"])
 
 
-def test_appendix_b_equals_the_open_protocol(small):
-    open_server, *_ = one_round(create(Task(small())))
-    hidden_server, *_ = one_round(create(Task(small(secure=True))))
-    for name, tensor in open_server.models["cnn-small"].items():
-        assert torch.allclose(tensor.double(), hidden_server.models["cnn-small"][name].double(), atol=1e-4), name
+def test_eq6_is_the_plain_average(small):
+    server, seen, *_ = one_round(create(Task(small(uneven=True, first_distillation=9))))
+    assert len({int(message.values["samples"]) for message in seen["train"]}) > 1
+    for name, tensor in server.models["cnn-small"].items():
+        if tensor.is_floating_point():
+            mean = torch.stack([message.group("model")[name].double() for message in seen["train"]]).mean(0)
+            assert torch.allclose(tensor.double(), mean, atol=1e-6), name
+
+
+def decided(task):
+    """Memories of clients whose discriminators are far apart."""
+    width, rng = task.network("cnn-small").feature_dim, torch.Generator().manual_seed(0)
+    heads = [{"head.weight": 3 * torch.randn(1, width, generator=rng), "head.bias": torch.zeros(1)} for _ in task.clients]
+    return {name: Message.of(discriminator=head) for name, head in zip(task.clients, heads, strict=True)}
+
+
+def apart(one, other):
+    return max(float((one[name].double() - tensor.double()).abs().max()) for name, tensor in other.items())
+
+
+@pytest.mark.parametrize("options", [{}, {"ensemble": "logits", "distillation": {"temperature": 4.0}}])
+def test_appendix_b_equals_the_open_protocol(small, options):
+    strong = {"steps": 10, "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 0.0}}
+    options = laid_over({"distillation": strong}, options)
+
+    def end(**more):
+        algorithm = create(Task(small(**laid_over(options, more))))
+        return one_round(algorithm, decided(algorithm.task))[0]
+
+    open_server, hidden_server = end(), end(secure=True)
+    found = open_server.models["cnn-small"]
+    assert apart(found, hidden_server.models["cnn-small"]) < 1e-4
+    # a protocol that did not distil, or forgot the factors, would be seen
+    assert apart(found, end(first_distillation=9).models["cnn-small"]) > 1e-2
+    assert apart(found, end(no_correlation=True).models["cnn-small"]) > 1e-3
     for name, tensor in open_server.parts["generator"].items():
         assert torch.equal(tensor, hidden_server.parts["generator"][name])
     assert hidden_server.values == {}
     assert set(hidden_server.parts) == {"generator"}
 
 
-def test_appendix_b_of_logits_equals_the_open_protocol(small):
-    common = {"ensemble": "logits", "distillation": {"temperature": 4.0}}
-    open_server, *_ = one_round(create(Task(small(**common))))
-    hidden_server, *_ = one_round(create(Task(small(secure=True, **common))))
-    for name, tensor in open_server.models["cnn-small"].items():
-        assert torch.allclose(tensor.double(), hidden_server.models["cnn-small"][name].double(), atol=1e-4), name
+@pytest.mark.parametrize("wrong", [{"distillation": {"fresh": True}}, {"buffers": "local"}])
+def test_appendix_b_refuses_what_it_cannot_equal(small, wrong):
+    config = small(secure=True, **{name: value for name, value in wrong.items() if name != "buffers"})
+    if "buffers" in wrong:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"buffers": "local"})})
+    with pytest.raises(FedstillError, match="speak once"):
+        create(Task(config))
 
 
 def test_appendix_b_shows_the_server_nobodys_factors(small):

@@ -155,6 +155,11 @@ class DaFKD(FedDF):
                 "secure = true sums discriminator weights over generated samples: it goes with weighting = 'discriminator', "
                 "source.kind = 'generator' and no drop_worst"
             )
+        if chosen.secure and (chosen.distillation.fresh or task.config.model.buffers == "local"):
+            raise FedstillError(
+                "secure = true has every client speak once, with the model that it sent: it goes with neither distillation.fresh "
+                "nor model.buffers = 'local'"
+            )
 
     # -- the parts that are this system's own ----------------------------------------------------------------------------------
 
