@@ -50,6 +50,9 @@ def test_a_batch_of_one_is_skipped_only_where_batchnorm_needs_more():
     data = Samples(torch.randint(0, 256, (5, 1, 8, 8), dtype=torch.uint8), torch.tensor([0, 1, 2, 0, 1]))
     local = Local(batch_size=4)
     assert fit(network("cnn-small"), data, local, rng=torch.Generator()).steps == 1
+    wanted = local.model_copy(update={"steps": 5})  # what is skipped is no step
+    assert fit(network("cnn-small"), data, wanted, rng=torch.Generator()).steps == 5
+    assert fit(network("cnn-small"), data.take(slice(0, 1)), wanted, rng=torch.Generator()).steps == 0
     assert fit(network("cnn-small", norm="group"), data, local, rng=torch.Generator()).steps == 2
 
 

@@ -209,9 +209,7 @@ class FADA(Algorithm):
         assert data.y is not None, "a source has labels"
         network.train()
         loss = torch.tensor(float("nan"))
-        for index in batches(len(data), local.batch_size, rng, steps=self.steps(phase)):
-            if len(index) == 1:
-                continue  # one sample has no batch statistics
+        for index in batches(len(data), local.batch_size, rng, steps=self.steps(phase), least=2):  # one has no batch statistics
             x = network.normalise(augment(data.x[index.to(device)], local.augment.flip, local.augment.crop, rng))
             y = data.y[index.to(device)]
             f_target = target[torch.randint(len(target), (len(index),), generator=rng).to(device)]
@@ -301,9 +299,7 @@ class FADA(Algorithm):
         remind(step, network.named_parameters(), memory or {})
         network.train()
         rng = round.rng("align", round.phase)
-        for index in batches(len(pool), self.local.batch_size, rng, steps=self.steps(round.phase)):
-            if len(index) == 1:
-                continue
+        for index in batches(len(pool), self.local.batch_size, rng, steps=self.steps(round.phase), least=2):
             f = network.backbone(network.normalise(pool.samples.x[index].to(device)))
             fooled = [w * F.softplus(-identify(f)).mean() for identify, w in zip(identifiers, weights, strict=True)]
             step.zero_grad(set_to_none=True)

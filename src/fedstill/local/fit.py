@@ -117,23 +117,27 @@ def learning_rate(base: float, schedule: Schedule, round: int, rounds: int) -> f
 
 
 def batches(
-    n: int, size: int, rng: torch.Generator, *, epochs: int = 1, steps: int | None = None, drop_last: bool = False
+    n: int, size: int, rng: torch.Generator, *, epochs: int = 1, steps: int | None = None, drop_last: bool = False, least: int = 1
 ) -> Iterator[Tensor]:
     """Shuffled index batches: whole epochs, or exactly ``steps`` batches over as many epochs as that takes.
+
+    A last batch of fewer than ``least`` samples is left out, and is no step.
 
     >>> [len(b) for b in batches(5, 2, torch.Generator().manual_seed(0))]
     [2, 2, 1]
     >>> len(list(batches(5, 2, torch.Generator().manual_seed(0), steps=7)))
     7
+    >>> [len(b) for b in batches(5, 2, torch.Generator().manual_seed(0), steps=5, least=2)]
+    [2, 2, 2, 2, 2]
     """
-    if n == 0:
+    if min(n, size) < least:
         return
     done = 0
     epoch = 0
     while steps is not None or epoch < epochs:
         order = torch.randperm(n, generator=rng)
         for index in order.split(size):
-            if drop_last and len(index) < min(size, n):
+            if len(index) < (min(size, n) if drop_last else least):
                 break
             yield index
             done += 1
@@ -167,7 +171,7 @@ def fit(
     optimizer = optimiser(local.optimizer, chosen, lr)
     if memory:
         remind(optimizer, network.named_parameters(), memory)
-    single_ok = not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules())
+    least = 2 if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()) else 1
     flip, crop = local.augment.flip, local.augment.crop
     device = next(network.parameters()).device
     data = data.to(device)
@@ -178,9 +182,8 @@ def fit(
     losses: list[Tensor] = []
     per_epoch = max(1, len(data) // local.batch_size)
     step = 0
-    for index in batches(len(data), local.batch_size, rng, epochs=local.epochs, steps=local.steps, drop_last=local.drop_last):
-        if len(index) == 1 and not single_ok:
-            continue
+    epochs, steps, drop_last = local.epochs, local.steps, local.drop_last
+    for index in batches(len(data), local.batch_size, rng, epochs=epochs, steps=steps, drop_last=drop_last, least=least):
         if device.type != "cpu":
             index = index.to(device)
         x = whole[index] if whole is not None else normalise(augment(x_all[index], flip, crop, rng))
