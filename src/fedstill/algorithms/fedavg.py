@@ -44,6 +44,12 @@ class FedAvg(Algorithm):
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """The weighted average, prototype by prototype."""
-        if self.options.drop_worst is not None:
-            replies = drop_worst(self.task, replies, self.options.drop_worst, round)
+        return self.averaged(server, self.trusted(replies, round), round)
+
+    def trusted(self, replies: Sequence[Reply], round: Round) -> Sequence[Reply]:
+        """The replies that are not dropped."""
+        return replies if self.options.drop_worst is None else drop_worst(self.task, replies, self.options.drop_worst, round)
+
+    def averaged(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """The average of all of these replies."""
         return Server(make_merge(self.options.merge)(self.task, server, replies, round), server.parts, server.values)

@@ -22,7 +22,7 @@ from fedstill.errors import FedstillError
 from fedstill.fusion.diversity import diversity_loss
 from fedstill.fusion.teacher import teachers_of
 from fedstill.fusion.weightings.counts import class_weights
-from fedstill.local.fit import Batch, Term, optimiser
+from fedstill.local.fit import Batch, Term, memory_of, optimiser, remind
 from fedstill.local.options import Optimizer
 from fedstill.message import Message, State, clone
 from fedstill.models.generator import Generator, build_generator
@@ -148,13 +148,14 @@ class FedGen(Counting):
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """Teach the generator with the clients' heads, then average the models."""
-        generator, optimizer_state = self.taught(server, replies, round)
-        merged = super().fuse(server, replies, round)
-        parts = {**merged.parts, "generator": clone(generator.state_dict()), "generator-optimizer": optimizer_state}
+        replies = self.trusted(replies, round)  # a client that is dropped teaches nobody either
+        generator, memory = self.taught(server, replies, round)
+        merged = self.averaged(server, replies, round)
+        parts = {**merged.parts, "generator": clone(generator.state_dict()), "generator-optimizer": memory}
         return Server(merged.models, parts, merged.values)
 
     def taught(self, server: Server, replies: Sequence[Reply], round: Round) -> tuple[Generator, State]:
-        """The generator after this round's steps, and its optimiser's state for the next."""
+        """The generator after this round's steps, and what its optimiser remembers for the next."""
         options, device = self.options, self.task.device
         heads = [copy.deepcopy(teacher.load().head).eval() for teacher in teachers_of(self.task, replies)]
         student = self.task.load(self.task.prototypes[0], server.models[self.task.prototypes[0]], role="student").head
@@ -164,7 +165,7 @@ class FedGen(Counting):
         generator = self.generator(server.parts["generator"]).train()
         parameters = list(generator.parameters())
         optimizer = optimiser(options.optimizer, parameters, options.optimizer.lr * options.decay ** (round.number - 1))
-        restore_optimizer(optimizer, parameters, server.parts.get("generator-optimizer", {}))
+        remind(optimizer, generator.named_parameters(), server.parts.get("generator-optimizer", {}))
         rng = round.rng("generator")
         losses: list[Tensor] = []
         for step in range(options.steps):
@@ -188,23 +189,4 @@ class FedGen(Counting):
         if last != last:
             raise FedstillError(f"round {round.number}: the generator's loss is not a number; lower algorithm.optimizer.lr")
         round.note(generator_loss=last)
-        return generator, kept_optimizer(optimizer, parameters)
-
-
-def kept_optimizer(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> State:
-    """The optimiser's state as named tensors, for the server's state."""
-    return {
-        f"{i}.{name}": value.detach().clone() if isinstance(value, Tensor) else torch.tensor(float(value))
-        for i, parameter in enumerate(parameters)
-        for name, value in optimizer.state[parameter].items()
-        if value is not None
-    }
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], kept: State) -> None:
-    """Put what :func:`kept_optimizer` kept back."""
-    for key, tensor in kept.items():
-        number, name = key.split(".", 1)
-        parameter = parameters[int(number)]
-        # a step counter stays on the CPU, where torch's optimisers keep it
-        optimizer.state[parameter][name] = tensor.clone() if name == "step" else tensor.clone().to(parameter.device)
+        return generator, memory_of(optimizer, generator.named_parameters())
