@@ -2,8 +2,10 @@
 
 K = 20 clients with Dirichlet labels, 8 of them a round, T = 60 rounds, batches of 32, E = 20 local steps (40 for EMNIST). The
 caption of Table 1 calls E steps where the text says epochs; here it is steps, and ``--set local.steps=...`` changes it. The
-classifier's rate is 1e-3, that of distillation 1e-2, weight decay 1e-3. The paper names no optimiser: clients have Adam, as in
-the authors' code, and distillation SGD.
+classifier's rate is 1e-3, that of distillation 1e-2, weight decay 1e-3. The paper names no optimiser: clients have Adam, which is
+the authors' code's (there with a rate of 1e-4, no decay and E as epochs), and distillation SGD. Rows differ in the merge too, as
+their papers do: FedAvg and its kin count clients by examples, DaFKD all alike. The code draws its partition again where a client
+has fewer than 100 samples, here ``clients.partition.min_samples`` is its default.
 """
 
 from __future__ import annotations
