@@ -19,6 +19,7 @@ def test_the_protocol(scale):
         assert (config.clients.per_domain, config.clients.fraction, config.rounds) == (20, 0.4, 60)
         assert (config.local.steps, config.local.batch_size, config.local.optimizer.lr) == (20, 32, 1e-3)
         assert config.clients.partition.alpha == 0.1
+        assert config.algorithm["merge"] == "uniform"  # Eq. 6, in every row
         if row in ("DaFKD", "FedFusion"):
             assert config.algorithm["distillation"]["optimizer"]["lr"] == 0.01
     assert resolve(tree(PLAN, "EMNIST", 0.1, systems("small")["FedAvg"])).local.steps == 40
