@@ -84,10 +84,11 @@ def projection(model: nn.Module, inputs: Tensor | Iterable[Tensor], options: Pro
     >>> list(projection(net, torch.rand(8, 1, 2, 2)))
     ['matrix']
     """
-    whole = inputs if isinstance(inputs, Tensor) else torch.cat(list(inputs))
-    chosen = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0))[: options.sample]
     network = Own(model)
-    features = apply(network.features, network, Samples(whole[chosen.to(whole.device)]))
+    extract = lambda x: apply(network.features, network, Samples(x))
+    drawn = lambda x: x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: options.sample].to(x.device)]
+    # of batches only the features are ever held together
+    features = extract(drawn(inputs)) if isinstance(inputs, Tensor) else drawn(torch.cat([extract(x) for x in inputs]))
     return ArrayRecord({name: t.cpu() for name, t in subspace(features, options).items()})
 
 

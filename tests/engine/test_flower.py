@@ -364,6 +364,14 @@ def test_the_fedd3a_strategy_does_what_its_options_say():
         FedD3A(sent, pool, options=FedD3AOptions(weighting="avg"))
 
 
+def test_batches_have_the_projection_of_the_whole():
+    from fedstill.flower import projection
+
+    model, x = net(), torch.rand(70, 1, 2, 2)
+    whole, parts = (projection(model, inputs).to_torch_state_dict()["matrix"] for inputs in (x, x.split(16)))
+    torch.testing.assert_close(whole, parts)
+
+
 def test_a_projection_of_another_shape_costs_its_own_reply():
     from fedstill.flower import FedD3A, projection
 
