@@ -34,12 +34,12 @@ def teacher_weights(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     ['blended (feddf)', 'blended (fedd3a)']
     """
     rows: dict[str, list[dict[str, float]]] = {}
-    runs = [run for run in runs if any(line.get("weights_by_domain") for line in run.history)]
-    several = len({run.algorithm for run in runs}) > 1
-    for run in runs:
+    noted = [(run, [line["weights_by_domain"] for line in run.history if line.get("weights_by_domain")]) for run in runs]
+    last = [(run, weights[-1]) for run, weights in noted if weights]
+    several = len({run.algorithm for run, _ in last}) > 1
+    for run, by_pool in last:
         domains = {client["id"]: client["domain"] for client in run.clients}
-        lines = [line for line in run.history if line.get("weights_by_domain")]
-        for pool, weights in lines[-1]["weights_by_domain"].items():
+        for pool, weights in by_pool.items():
             summed: dict[str, float] = {}
             for client, weight in weights.items():
                 domain = domains.get(client, client.rsplit("-", 1)[0])
