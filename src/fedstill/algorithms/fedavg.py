@@ -48,7 +48,7 @@ class FedAvg(Algorithm):
 
     def trusted(self, replies: Sequence[Reply], round: Round) -> Sequence[Reply]:
         """The replies that are not dropped."""
-        return replies if self.options.drop_worst is None else drop_worst(self.task, replies, self.options.drop_worst, round)
+        return drop_worst(self.task, replies, self.options.drop_worst, round)
 
     def averaged(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """The average of all of these replies."""

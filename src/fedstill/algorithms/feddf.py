@@ -198,7 +198,7 @@ class FedDF(Algorithm):
 
     def trusted(self, replies: Sequence[Reply], round: Round) -> Sequence[Reply]:
         """The replies that are not dropped (Table 3)."""
-        return replies if self.options.drop_worst is None else drop_worst(self.task, replies, self.options.drop_worst, round)
+        return drop_worst(self.task, replies, self.options.drop_worst, round)
 
     def fused(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """Lines 6 to 13 with these replies."""

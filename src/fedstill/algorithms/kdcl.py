@@ -17,7 +17,6 @@ from fedstill.fusion.contributions import Contributions, merge_by_contribution
 from fedstill.fusion.merge import MergeName
 from fedstill.fusion.options import Distillation
 from fedstill.fusion.transfer import note_ceiling
-from fedstill.fusion.worst import drop_worst
 from fedstill.local.options import Optimizer
 from fedstill.message import State
 
@@ -72,8 +71,7 @@ class KDCL(FedDF):
         if self.options.train_target:
             server = super().fuse(server, replies, round)
         else:
-            if self.options.drop_worst is not None:
-                replies = drop_worst(self.task, replies, self.options.drop_worst, round)
+            replies = self.trusted(replies, round)
             teachers = self.teachers(server, replies, round)
             merged = self.merge(server, replies, round)
             weighting = self.weighting(server, teachers, round)

@@ -44,8 +44,11 @@ def kept(scores: Tensor, classes: int, rule: DropWorst) -> Tensor:
     return stay
 
 
-def drop_worst(task: Task, replies: Sequence[Reply], rule: DropWorst, round: Round) -> list[Reply]:
-    """The replies worth listening to; who was left out is noted in the history. If all would go, all stay."""
+def drop_worst(task: Task, replies: Sequence[Reply], rule: DropWorst | None, round: Round) -> Sequence[Reply]:
+    """The replies worth listening to, all of them without a ``rule``; who was left out is noted in the history. If all would go,
+    all stay."""
+    if rule is None:
+        return replies
     if task.validation is None:
         raise FedstillError("drop_worst needs labelled data on the server: set data.validation, e.g. 0.1")
     validation = task.validation
