@@ -94,6 +94,25 @@ def test_nodes_that_die_hang_or_lie_cost_their_replies(pace, tmp_path):
     assert not [pid for pid in started if psutil.pid_exists(pid)]
 
 
+def test_a_killed_parent_takes_its_federation_with_it(tmp_path):
+    script = f"""
+import time, pathlib
+from fedstill.engine.loopback import Loopback
+with Loopback(pathlib.Path({str(tmp_path)!r})) as link:
+    link.node("node", {{"partition-id": 0, "num-partitions": 1}})
+    print(*[process.pid for process in link.processes], link.keeper.process.pid, flush=True)
+    time.sleep(600)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(p or ".").resolve()) for p in sys.path)}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        family = [psutil.Process(pid) for pid in pids]
+        assert len(family) == 3  # the link, its node, the keeper
+        parent.kill()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not alive
+
+
 def test_the_simulation_on_ray_learns_what_one_process_learns(pace, tmp_path):
     setup = config("feddf", options={"distillation": {"steps": 4}}, engine={"threads": 1, "workers": 1})
     (tmp_path / "run.toml").write_text(to_toml(setup))

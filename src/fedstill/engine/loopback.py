@@ -1,7 +1,8 @@
 """A whole Flower federation on this machine: a SuperLink and SuperNodes as real processes that speak over loopback.
 
 The way to try a deployment before doing it: the processes, certificates, keys and messages are those of three machines, only the
-cable is missing. Everything that was started is stopped when the ``with`` block ends, however it ends.
+cable is missing. Everything that was started is stopped when the ``with`` block ends, however it ends; where this process is
+killed, a keeper does it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import IO, Any
 import tomli_w
 
 from fedstill.engine.flower import QUIET
+from fedstill.engine.processes import Keeper, descendants, kill
 from fedstill.errors import FedstillError
 
 __all__ = ["Loopback"]
@@ -41,6 +43,7 @@ class Loopback:
         self.tls = tls
         self.address = f"127.0.0.1:{free_port()}"
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.keeper: Keeper
         self.environment = {
             **os.environ,
             **{name: os.environ.get(name, value) for name, value in QUIET.items()},
@@ -50,6 +53,7 @@ class Loopback:
         }
 
     def __enter__(self) -> Loopback:
+        self.keeper = Keeper()
         try:
             self._start_link()
         except BaseException:
@@ -75,6 +79,7 @@ class Loopback:
                 start_new_session=True,  # Ctrl-C is ours to handle, and the group can be stopped as a whole
             )
         self.processes.append(process)
+        self.keeper.watch(process.pid)
         return process
 
     def log(self, name: str) -> Path:
@@ -92,11 +97,9 @@ class Loopback:
                 process.wait(max(0.1, deadline - time.monotonic()))
             _signal(process, signal.SIGKILL)  # also what a stopped process left behind in its group
             process.wait()
-        for pid, born in family.items():
-            if _born(pid) == born:  # the same process still, not a new one of that number
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        kill(family)
         self.processes.clear()
+        self.keeper.dismiss()
 
     def _start_link(self) -> None:
         home = self.folder / "flwr"
@@ -181,38 +184,6 @@ def _quoted(value: Any) -> str:
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
-
-
-def _born(pid: int) -> int | None:
-    """When a process was started, in ticks since the machine's start; None where it has ended or there is no /proc."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def descendants(parents: Sequence[int]) -> dict[int, int]:
-    """Every process that these started, directly or not, and when it was started; empty where there is no /proc.
-
-    >>> child = subprocess.Popen(["sleep", "60"])
-    >>> found = child.pid in descendants([os.getpid()]) or not Path("/proc/self/stat").exists()
-    >>> child.kill(); _ = child.wait()
-    >>> found
-    True
-    """
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            children.setdefault(int(entry.read_text().rpartition(")")[2].split()[1]), []).append(int(entry.parent.name))
-    found: dict[int, int] = {}
-    queue = list(parents)
-    while queue:
-        for pid in children.get(queue.pop(), []):
-            born = _born(pid)
-            if born is not None:
-                found[pid] = born
-                queue.append(pid)
-    return found
 
 
 def free_port() -> int:
