@@ -74,3 +74,29 @@ def test_a_source_with_false_labels_loses_weight(tmp_path: Path):
 def test_it_needs_a_target():
     with pytest.raises(FedstillError, match=r"set data\.target"):
         algorithm_of(tiny("kdcl", data={"target": None, "server": "embedded:blended"}))
+
+
+def test_the_gate_moves_with_the_rounds():
+    algorithm = algorithm_of(tiny("kdcl", epochs=6, contributions={"gate": {"start": 0.0, "end": 0.9}}))
+    server = algorithm.start()
+    replies = exchange(algorithm, server, Round(1, 2, 0), {})
+    found = []
+    for number in (1, 2):
+        round = Round(number, 2, 0)
+        algorithm.merge(server, replies, round)
+        found.append((round.notes["gate"], round.notes["quality"]))
+    (first, more), (last, less) = found
+    assert (first, last) == (algorithm.options.contributions.gate.at(1, 2), algorithm.options.contributions.gate.at(2, 2))
+    assert first < last
+    assert less < more  # fewer samples have a vote
+
+
+def test_what_is_measured_is_what_is_taught():
+    voting = {"gate": {"start": 0.3, "end": 0.4}, "variant": "kd3a"}
+    algorithm = algorithm_of(tiny("kdcl", contributions=voting))
+    assert algorithm.settings["variant"] == "kd3a"
+    assert (algorithm.settings["gate"]["start"], algorithm.settings["gate"]["end"]) == (0.3, 0.4)
+    other = {"gate": {"start": 0.5, "end": 0.5}}
+    apart = algorithm_of(tiny("kdcl", contributions=voting, weighting_options=other))  # unless it is said otherwise
+    assert (apart.settings["gate"]["start"], apart.settings["variant"]) == (0.5, "kd3a")
+    assert algorithm_of(tiny("kdcl", contributions=voting, weighting="uniform")).settings == {}

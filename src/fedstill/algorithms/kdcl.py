@@ -8,7 +8,7 @@ not in the first round), the vote on the target's unlabelled samples (section 2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fedstill.algorithm import Reply, Round, Server
@@ -37,6 +37,15 @@ class KDCLOptions(FedDFOptions):
         epochs=1, optimizer=Optimizer(lr=0.005, momentum=0.9), schedule="constant", batch_size=50, student_norm="train"
     )
 
+    @classmethod
+    def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """One vote: what is measured is what is taught."""
+        voting = given.get("contributions", {})
+        voting = voting.model_dump() if isinstance(voting, Contributions) else voting
+        if given.get("weighting", "vote") != "vote" or not isinstance(voting, Mapping):
+            return {}
+        return {"weighting_options": {name: voting[name] for name in ("gate", "variant") if name in voting}}
+
 
 class KDCL(FedDF):
     """Contrastive sources, merged by contribution."""
@@ -53,12 +62,6 @@ class KDCL(FedDF):
     }
     needs = ("target",)
     Options: ClassVar[type[FedDFOptions]] = KDCLOptions
-
-    def __init__(self, task: Any, options: Any = None):
-        super().__init__(task, options)
-        voting = self.options.contributions
-        if self.options.weighting == "vote":  # one vote: what is measured is what is taught
-            self.settings = {"gate": voting.gate.model_dump(), "variant": voting.variant, **self.settings}
 
     def merge(self, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
         """Lines 4, 5, 11 and 12: ``h_t = sum_k alpha_k h_k``."""
