@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedstill.errors import FedstillError
 from fedstill.message import Message, State
 from fedstill.options import Part
 from fedstill.streams import stream
@@ -177,11 +178,14 @@ class Algorithm:
     requires: ClassVar[Sequence[str]] = ("model",)
     needs: ClassVar[Sequence[str]] = ()  # "pool", "target": what the task must have
     everyone: ClassVar[bool] = False  # every client takes part in every round
+    public_structure: ClassVar[bool] = False  # whether the server may have one of its own, model.student
     Options: ClassVar[type[Options]] = Options
 
     def __init__(self, task: Task, options: Part | None = None):
         self.task = task
         self.options: Any = options if options is not None else self.Options()
+        if task.config.model.student is not None and not self.public_structure:
+            raise FedstillError(f"the server of {self.name} has the clients' own structures: it takes no model.student")
 
     def phases(self, round: int) -> Sequence[str]:
         """The named exchanges of a round; most protocols have one."""

@@ -8,8 +8,11 @@ import torch
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms import algorithms, create
 from fedstill.algorithms.fedavgm import momentum_step
+from fedstill.errors import FedstillError
 from fedstill.fusion.merge import average, by_examples, uniform, weighted_sum
 from fedstill.fusion.norm import recalibrate
+from fedstill.local.fit import Batch, learning_rate
+from fedstill.local.update import local_update
 from fedstill.message import Message
 from fedstill.run.loop import run, sample_clients
 from fedstill.task import Task
@@ -140,3 +143,69 @@ def test_recalibrated_statistics_are_those_of_the_weights_after_the_momentum_ste
     state = done.server.models["cnn-small"]
     again = recalibrate(done.task.load("cnn-small", state), done.task.statistics_data).state_dict()
     torch.testing.assert_close(again["body.2.running_var"], state["body.2.running_var"])
+
+
+def perturbed(state, seed):
+    rng = torch.Generator().manual_seed(seed)
+    return {name: tensor + 0.3 * torch.randn(tensor.shape, generator=rng) for name, tensor in state.items()}
+
+
+def test_moons_term_draws_to_the_global_model_and_away_from_the_previous_one(tiny):
+    algorithm = create(Task(tiny(algorithm={"name": "moon", "mu": 3.0, "temperature": 0.25})))
+    task, initial = algorithm.task, algorithm.task.initial("mlp")
+    received, previous, own = (perturbed(initial, seed) for seed in (1, 2, 3))
+    client = task.client("mnist-0", 2, Message.of(previous=previous))
+    [term] = algorithm.terms(Message.of(model=received), client)
+    network = task.load("mlp", own)
+    x = network.normalise(client.data.x[:8])
+    features = network.features(x)
+    got = term(Batch(network, x, client.data.y[:8], features, network.head(features), 0, torch.Generator()))
+    there, before = (task.load("mlp", state, role=role).features(x) for state, role in ((received, "here"), (previous, "there")))
+    near, far = (torch.cosine_similarity(features, z).div(0.25).exp() for z in (there, before))
+    assert float(got.detach()) == pytest.approx(3.0 * float(-(near / (near + far)).log().mean().detach()), rel=1e-4)
+
+
+def test_clients_follow_the_schedule(tiny):
+    schedule = {"kind": "cosine", "final": 0.01}
+    config = tiny(rounds=4, local={"steps": 1, "batch_size": 500, "optimizer": {"lr": 0.1}, "schedule": schedule})
+    task = Task(config)
+    start = task.initial("mlp")
+
+    def moved(round):
+        reply = local_update(Message.of(model=start), task.client("mnist-0", round, None))
+        return float((reply.group("model")["head.weight"] - start["head.weight"]).norm())
+
+    rates = [learning_rate(0.1, config.local.schedule, round, 4) for round in (1, 3)]
+    assert rates[1] < 0.8 * rates[0]
+    assert moved(3) / moved(1) == pytest.approx(rates[1] / rates[0], rel=1e-4)  # one step over all data
+
+
+def test_a_prototype_whose_clients_were_all_dropped_takes_no_momentum_step(tiny):
+    config = tiny(
+        model={"clients": ["mlp", "lenet"]},
+        data={"image_size": 16, "validation": 0.2},
+        algorithm={"name": "fedavgm", "beta": 0.5, "drop_worst": {"factor": 3, "deviations": 0}},
+        local={"epochs": 10},
+    )
+    algorithm = create(Task(config))
+    server = algorithm.start()
+    velocity = {name: torch.ones_like(tensor) for name, tensor in server.models["lenet"].items()}
+    server = Server(server.models, {"velocity-lenet": velocity}, {})
+    trained = local_update(Message.of(model=server.models["mlp"]), algorithm.task.client("optdigits-0", 1, None))
+    silent = {name: torch.zeros_like(tensor) for name, tensor in server.models["lenet"].items()}
+    said = [("optdigits-0", "optdigits", "mlp", trained), ("mnist-0", "mnist", "lenet", Message.of(model=silent, samples=9))]
+    replies = [Reply(name, domain, kind, 9, lambda message=message: message) for name, domain, kind, message in said]
+    round = Round(1, 1, 0)
+    after = algorithm.fuse(server, replies, round)
+    assert set(round.notes["worst"]) == {"mnist-0"}
+    assert all(torch.equal(after.models["lenet"][k], server.models["lenet"][k]) for k in velocity)
+
+
+def test_no_public_structure_where_the_server_has_none_of_its_own(tiny):
+    with pytest.raises(FedstillError, match=r"takes no model\.student"):
+        create(Task(tiny(model={"clients": ["mlp", "lenet"], "student": "mlp"}, data={"image_size": 16})))
+
+
+def test_a_rule_for_the_worst_is_refused_before_anybody_trains(tiny):
+    with pytest.raises(FedstillError, match=r"set data\.validation"):
+        create(Task(tiny(algorithm={"name": "fedavg", "drop_worst": {}})))

@@ -7,13 +7,15 @@ import torch
 
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms import create
+from fedstill.engine.inprocess import train_client
+from fedstill.engine.memory import Memory
 from fedstill.errors import FedstillError
 from fedstill.fusion.distil import distil
 from fedstill.fusion.ensemble import Table
 from fedstill.fusion.merge import weighted_sum
 from fedstill.fusion.predict import predict_logits
 from fedstill.message import Message
-from fedstill.run.loop import run
+from fedstill.run.loop import _screened, run
 from fedstill.task import Task
 
 STEPS = {"steps": 8, "batch_size": 16}
@@ -157,3 +159,25 @@ def test_what_the_server_reads_of_a_low_bit_client_acts_as_the_client_did(tiny):
     assert torch.equal(predict_logits(task.load("resnet8-binary", read), task.pool.samples), spoken)
     # and so does the full-precision network with the same weights
     assert torch.allclose(predict_logits(task.load("resnet8-binary", read, role="student"), task.pool.samples), spoken, atol=1e-5)
+
+
+def test_where_statistics_stay_with_clients_teachers_get_those_of_the_pool(tiny, tmp_path):
+    """The server's own from before are of other weights; in the first round they are of none."""
+    changes = {"data": {"holdout": 0.3}, "model": {"name": "cnn-small", "buffers": "local", "options": {}}}
+    algorithm = create(Task(tiny(algorithm={"name": "feddf", "distillation": {"steps": 2}}, local={"epochs": 3}, **changes)))
+    task, server = algorithm.task, algorithm.start()
+    replies = []
+    for client in task.clients:
+        instructed = algorithm.instruct(server, client, Round(1, 2, 0))
+        sent = train_client(algorithm, client, 1, "train", instructed, Memory(tmp_path))
+        reply, problem = _screened(algorithm, server, "train", client, lambda sent=sent: sent, None)
+        assert problem is None
+        replies.append(reply)
+    assert "body.2.running_mean" not in replies[0].message.group("model")
+    for teacher in algorithm.teachers(server, replies, Round(1, 2, 0)):
+        network = teacher.load()
+        spoken = predict_logits(network, task.pool.samples)
+        network.train()
+        with torch.no_grad():
+            together = network(network.normalise(task.pool.samples.x))
+        assert float((spoken - together).abs().max()) < 0.2 * float(together.abs().max())

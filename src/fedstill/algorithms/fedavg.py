@@ -6,13 +6,15 @@ McMahan et al., Communication-Efficient Learning of Deep Networks from Decentral
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
 from fedstill.fusion.merge import MergeName, make_merge
-from fedstill.fusion.worst import DropWorst, drop_worst
+from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
 from fedstill.local.fit import Term
 from fedstill.local.update import local_update
 from fedstill.message import Message
+from fedstill.options import Part
 
 __all__ = ["FedAvg", "FedAvgOptions"]
 
@@ -33,6 +35,10 @@ class FedAvg(Algorithm):
     paper = "McMahan et al., AISTATS 2017"
     parts = {"merge": "average by examples"}
     Options = FedAvgOptions
+
+    def __init__(self, task: Any, options: Part | None = None):
+        super().__init__(task, options)
+        check_worst(task, self.options.drop_worst)
 
     def terms(self, message: Message, client: Client) -> Sequence[Term]:
         """What the local objective has besides cross-entropy."""

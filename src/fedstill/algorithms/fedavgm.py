@@ -41,8 +41,8 @@ def momentum_step(before: State, average: State, velocity: State, beta: float, f
     gain = 1.0 if form == "heavy-ball" else 1 - beta
     after, kept = dict(average), {}
     for name in names:
-        old = velocity.get(name, torch.zeros_like(before[name]))
-        kept[name] = beta * old + gain * (before[name] - average[name])
+        old = velocity.get(name, torch.zeros_like(before[name])).to(before[name].device)
+        kept[name] = beta * old + gain * (before[name] - average[name].to(before[name].device))
         after[name] = before[name] - kept[name]
     return after, kept
 
@@ -56,9 +56,9 @@ class FedAvgM(FedAvg):
     parts = {"merge": "momentum"}
     Options = FedAvgMOptions
 
-    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+    def averaged(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """Average, then step with momentum; the velocity is part of the server's state."""
-        merged = super().fuse(server, replies, round)
+        merged = super().averaged(server, replies, round)
         trained = {reply.prototype for reply in replies}
         parts = dict(server.parts)
         for name in trained & set(merged.models):

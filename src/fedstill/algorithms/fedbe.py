@@ -17,7 +17,6 @@ from pydantic import Field
 
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
-from fedstill.errors import FedstillError
 from fedstill.fusion.ensemble import Space
 from fedstill.fusion.merge import by_examples
 from fedstill.fusion.norm import recalibrate
@@ -33,7 +32,6 @@ from fedstill.fusion.posterior import (
 from fedstill.fusion.teacher import Teacher, teacher_from
 from fedstill.local.options import Optimizer
 from fedstill.message import State
-from fedstill.options import Part
 
 __all__ = ["FedBE", "FedBEOptions"]
 
@@ -62,18 +60,23 @@ class FedBEOptions(FedDFOptions):
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """SWAG's own student and ensemble."""
-        return {"distillation": SWAG_STUDENT, "ensemble": "logits"} if given.get("posterior") == "swag" else {}
+        """What the SWAG posterior brings with it."""
+        return SWAG if given.get("posterior") == "swag" else {}
 
 
-# the student of the SWAG variant in FedDF's code (its Table 7), which the posterior brings with it
-SWAG_STUDENT: Mapping[str, Any] = {
-    "epochs": 0,
-    "steps": 250,
-    "sharpen": None,
-    "reduction": "batchmean",
-    "optimizer": {"name": "sgd", "lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
-    "averaging": {"start": 0, "every": 25},
+# the SWAG variant of FedDF's Table 7 (clients and samples teach) and of its code (the student, BatchNorm anew for each sample)
+SWAG: Mapping[str, Any] = {
+    "average_teaches": False,
+    "recalibrate": True,
+    "ensemble": "logits",
+    "distillation": {
+        "epochs": 0,
+        "steps": 250,
+        "sharpen": None,
+        "reduction": "batchmean",
+        "optimizer": {"name": "sgd", "lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
+        "averaging": {"start": 0, "every": 25},
+    },
 }
 
 
@@ -89,12 +92,8 @@ class FedBE(FedDF):
         "weighting": "uniform over the average, the clients and sampled models",
         "distillation": "mean of probabilities, sharpened, KL, SGD, weight averaging",
     }
+    public_structure = False  # it samples models like the clients'
     Options = FedBEOptions
-
-    def __init__(self, task: Any, options: Part | None = None):
-        super().__init__(task, options)
-        if self.personal:
-            raise FedstillError("fedbe samples models like the server's: it takes no model.student")
 
     def teachers(self, server: Server, replies: Sequence[Reply], round: Round) -> list[Teacher]:
         """The average, the samples and the clients, prototype by prototype."""

@@ -24,7 +24,7 @@ from fedstill.fusion.source import check_range, draw, fresh_inputs
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.transfer import note_personal, transfer
 from fedstill.fusion.weighting import Scene, Weighting, fault_of, make_weighting, options_kind, report_of
-from fedstill.fusion.worst import DropWorst, drop_worst
+from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
 from fedstill.local.fit import Term
 from fedstill.local.reports import after_training, make_report
 from fedstill.local.terms import distil_from, proximal
@@ -105,10 +105,12 @@ class FedDF(Algorithm):
         "weighting": "uniform",
         "distillation": "mean of logits, KL(teachers || student), Adam with cosine",
     }
+    public_structure = True
     Options: ClassVar[type[FedDFOptions]] = FedDFPreset
 
     def __init__(self, task: Any, options: Part | None = None):
         super().__init__(task, options)
+        check_worst(task, self.options.drop_worst)
         self.report = report_of(self.options.weighting)
         self.settings = dict(self.options.weighting_options)
         self.personal = task.config.model.student is not None

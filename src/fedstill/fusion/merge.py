@@ -105,7 +105,7 @@ def weighted_sum(states: Iterable[State], weights: Sequence[float]) -> State:
                 kinds[name] = tensor.dtype
                 total[name] = tensor.to(torch.float64) * weight
             else:
-                total[name].add_(tensor.to(torch.float64), alpha=weight)
+                total[name].add_(tensor.to(total[name].device, torch.float64), alpha=weight)  # one may come from a file
     return {name: _back(tensor, kinds[name]) for name, tensor in total.items()}
 
 

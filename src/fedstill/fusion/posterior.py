@@ -59,7 +59,7 @@ def unit_moments(replies: Sequence[Reply], names: set[str], before: State) -> tu
     for reply in replies:
         model = reply.model
         for name in names:
-            step = model[name].double() - before[name].double()
+            step = model[name].double() - before[name].to(model[name].device, torch.float64)
             length = step.norm()
             unit = step / length.clamp_min(1e-12)
             mean[name] = mean.get(name, 0) + share * unit
@@ -74,7 +74,8 @@ def unit_gaussian_sample(
     """``w = w_old + mean||.|| * (m + spread * sqrt(v) * e)``, as FedBE's authors sample."""
     mean, variance, norm = found
     drawn = {
-        name: before[name].double() + norm[name] * (mean[name] + spread * variance[name].sqrt() * _normal(mean[name], rng))
+        name: before[name].to(mean[name].device, torch.float64)
+        + norm[name] * (mean[name] + spread * variance[name].sqrt() * _normal(mean[name], rng))
         for name in sorted(mean)
     }
     return {name: drawn[name].to(tensor.dtype) if name in drawn else tensor for name, tensor in base.items()}

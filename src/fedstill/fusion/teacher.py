@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedstill.algorithm import Reply
+from fedstill.fusion.norm import recalibrate
 from fedstill.message import State
 from fedstill.models.network import Network
 
 if TYPE_CHECKING:
     from fedstill.task import Task
 
-__all__ = ["Teacher", "teacher_from", "teachers_of"]
+__all__ = ["Teacher", "network_of", "teacher_from", "teachers_of"]
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,16 @@ class Teacher:
     places: tuple[int, ...] | None = None
 
 
+def network_of(task: Task, reply: Reply) -> Network:
+    """A reply's model, in the one teaching network of its architecture. Where BatchNorm statistics stay with the clients
+    (``model.buffers = "local"``) it gets those that its weights have on the server's data."""
+    network = task.load(reply.prototype, reply.model, role="teacher")
+    return recalibrate(network, task.statistics_data) if task.config.model.buffers == "local" else network
+
+
 def teachers_of(task: Task, replies: Sequence[Reply]) -> list[Teacher]:
-    """The replies as teachers, each loaded into the one teaching network of its architecture when its turn comes."""
-    return [
-        Teacher(r.client, lambda r=r: task.load(r.prototype, r.model, role="teacher"), r)  # type: ignore[misc]
-        for r in replies
-    ]
+    """The replies as teachers, each loaded when its turn comes."""
+    return [Teacher(r.client, lambda r=r: network_of(task, r), r) for r in replies]  # type: ignore[misc]
 
 
 def teacher_from(task: Task, name: str, prototype: str, state: Callable[[], State]) -> Teacher:

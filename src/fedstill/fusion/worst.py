@@ -16,12 +16,13 @@ from torch import Tensor
 from fedstill.algorithm import Reply, Round
 from fedstill.errors import FedstillError
 from fedstill.fusion.predict import accuracy
+from fedstill.fusion.teacher import network_of
 from fedstill.options import Part
 
 if TYPE_CHECKING:
     from fedstill.task import Task
 
-__all__ = ["DropWorst", "drop_worst", "kept"]
+__all__ = ["DropWorst", "check_worst", "drop_worst", "kept"]
 
 
 class DropWorst(Part):
@@ -44,15 +45,20 @@ def kept(scores: Tensor, classes: int, rule: DropWorst) -> Tensor:
     return stay
 
 
+def check_worst(task: Task, rule: DropWorst | None) -> None:
+    """Refuse a rule that nothing can be measured for, before anybody has trained."""
+    if rule is not None and not task.config.data.validation:
+        raise FedstillError("drop_worst needs labelled data on the server: set data.validation, e.g. 0.1")
+
+
 def drop_worst(task: Task, replies: Sequence[Reply], rule: DropWorst | None, round: Round) -> Sequence[Reply]:
     """The replies worth listening to, all of them without a ``rule``; who was left out is noted in the history. If all would go,
     all stay."""
     if rule is None:
         return replies
-    if task.validation is None:
-        raise FedstillError("drop_worst needs labelled data on the server: set data.validation, e.g. 0.1")
     validation = task.validation
-    scores = torch.tensor([accuracy(task.load(r.prototype, r.model, role="teacher"), validation) for r in replies])
+    assert validation is not None, "check_worst has seen to it"
+    scores = torch.tensor([accuracy(network_of(task, r), validation) for r in replies])
     stay = kept(scores, len(task.classes), rule)
     if not bool(stay.any()):
         return list(replies)
