@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,42 @@ def test_it_runs(tmp_path: Path):
     history = run(tiny("fada", model={"name": "cnn-small", "options": {"bottleneck": 16}}, **SMALL), tmp_path).history
     assert len(history) == 2
     assert sum(history[-1]["weights"].values()) == pytest.approx(1)
+
+
+def test_who_fools_whom_has_its_sign():
+    """DI says how surely features are a source's. Sources want to be taken for the target, the target for a source."""
+    critics, y = Critics(3, 3, 4, 8), torch.zeros(5, dtype=torch.long)
+    for parameter in critics.parameters():
+        torch.nn.init.zeros_(parameter)
+    with torch.no_grad():  # the log-odds are the first feature
+        critics.domain[0].weight[0, 0] = critics.domain[2].weight[0, 0] = 1.0
+    source, target, zero = torch.full((5, 3), 2.0), torch.full((5, 3), 5.0), torch.zeros(5, 3)
+    softplus = lambda z: math.log(1 + math.exp(z))
+    told = critic_loss(critics, source, zero, zero, target, y, rng()).item()
+    assert told == pytest.approx(softplus(-2) + softplus(5) + math.log(4), abs=1e-5)
+    only = FADAOptions(align=1, entropy=0, information=0, reconstruction=0)
+    assert feature_loss(critics, source, zero, zero, only, rng()).item() == pytest.approx(softplus(2), abs=1e-5)
+
+    algorithm = algorithm_of(tiny("fada", **{**SMALL, "align": 1.0}))
+    task = algorithm.task
+    network = task.load(algorithm.prototype, task.initial(algorithm.prototype), role="student")
+    identifier = algorithm.critics(network, algorithm.backbone_width, "a").domain
+
+    def taken_for_a_source() -> float:
+        network.train()
+        with torch.no_grad():
+            return float(identifier(network.backbone(network.normalise(task.pool.samples.x))).mean())
+
+    before = taken_for_a_source()
+    reply = Reply("a", "a", algorithm.prototype, 1, lambda: Message.of(domain=clone(identifier.state_dict())))
+    algorithm.align(network, [reply], [1.0], Round(1, 2, task.seed, phase="sync-0"))
+    assert taken_for_a_source() > before + 0.01
+
+
+def test_an_identifier_for_other_features_is_refused():
+    algorithm = algorithm_of(tiny("fada", **SMALL))
+    server = algorithm.start()
+    [reply, _] = exchange(algorithm, server, Round(1, 1, 0, "sync-0"), {})
+    for weight in (torch.ones(16, 3), torch.tensor(1.0)):
+        other = {**reply.part("domain"), "0.weight": weight}
+        assert "another shape" in str(algorithm.screen(server, "optdigits-0", reply.message.with_parts(domain=other)))

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fedstill.algorithm import Round, Server
+from fedstill.algorithms import create
 from fedstill.algorithms.shot import SHOTOptions, adapt, information_loss, pseudo_labels
-from fedstill.fusion.predict import accuracy
+from fedstill.fusion.predict import accuracy, predict_logits
 from fedstill.message import clone
 from fedstill.run.loop import run
 from tests.algorithms.adaptation import algorithm_of, tiny
@@ -124,3 +125,57 @@ def test_the_merged_variant_adapts_the_average(tmp_path: Path):
     done = run(tiny("shot", multi="merged", **SMALL), tmp_path)
     assert not done.server.parts
     assert len(done.history) == 2
+
+
+PLAIN = {"optimizer": {"lr": 0.01, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}, "backbone_rate": 1.0}
+
+
+def adapted(options: SHOTOptions) -> tuple[dict, dict, int]:
+    """The weights before and after, and how many batches an epoch has."""
+    task = algorithm_of(tiny("shot")).task
+    network = task.network("cnn-small")
+    before = clone(network.state_dict())
+    adapt(network, task.pool.samples, options, rng=torch.Generator().manual_seed(0))
+    return before, clone(network.state_dict()), -(-len(task.pool) // options.batch_size)
+
+
+def test_the_rate_falls_as_the_paper_has_it():
+    decay = {**PLAIN, "optimizer": {**PLAIN["optimizer"], "weight_decay": 1.0}}
+    before, after, batches = adapted(SHOTOptions(epochs=3, information=0.0, pseudo=0.0, **decay))
+    steps = 3 * batches
+    left = math.prod(1 - 0.01 * (1 + 10 * step / steps) ** -0.75 for step in range(1, steps + 1))
+    torch.testing.assert_close(after["body.0.weight"], left * before["body.0.weight"], rtol=1e-4, atol=1e-6)
+
+
+def test_pseudo_labels_count_as_much_as_the_option_says():
+    def moved(pseudo: float) -> torch.Tensor:
+        before, after, batches = adapted(SHOTOptions(epochs=1, batch_size=1000, information=0.0, pseudo=pseudo, **PLAIN))
+        assert batches == 1
+        return after["body.0.weight"] - before["body.0.weight"]
+
+    torch.testing.assert_close(moved(0.6), 2 * moved(0.3), rtol=1e-3, atol=1e-7)
+    assert float(moved(0.3).abs().max()) > 1e-6
+
+
+def test_sources_learn_smoothed_labels():
+    config = tiny("shot", smoothing=0.5, holdout=0.0)
+    algorithm = algorithm_of(config.model_copy(update={"local": config.local.model_copy(update={"batch_size": 1000})}))
+    task = algorithm.task
+    client = task.client("mnist-0", 1, None)
+    start = task.initial("cnn-small")
+    network = task.load("cnn-small", start, role="apart").train()
+    spoken = network(network.normalise(client.data.x))
+    wanted = torch.nn.functional.cross_entropy(spoken, client.data.y, label_smoothing=0.5)
+    reply = algorithm.train(algorithm.instruct(algorithm.start(), "mnist-0", Round(1, 2, 0, "source")), client, "source")
+    assert reply.values["loss"] == pytest.approx(float(wanted.detach()), rel=1e-4)
+
+
+def test_what_is_evaluated_is_what_is_saved(tmp_path: Path):
+    """Of 1-bit sources the server's members have full precision."""
+    result = run(tiny("shot", model={"name": "resnet8-binary"}, backbone_rate=1.0), tmp_path)
+    test = next(iter(result.task.tests.values()))
+    spoken = [
+        predict_logits(result.task.load(kind, state, role="student"), test).softmax(1)
+        for kind, state in create(result.task).products(result.server).values()
+    ]
+    assert result.history[-1]["accuracy"] == pytest.approx(float((sum(spoken).argmax(1) == test.y).double().mean()))

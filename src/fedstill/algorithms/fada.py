@@ -17,6 +17,7 @@ The paper synchronises after every batch. ``sync_every = n`` does so every n bat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -167,6 +168,13 @@ class FADA(Algorithm):
         with seeded(subseed(self.task.seed, "critics", name)):
             return Critics(inside, network.feature_dim, network.classes, self.options.width).to(device)
 
+    @cached_property
+    def backbone_width(self) -> int:
+        """How many numbers the backbone makes of a sample."""
+        network = self.task.network(self.prototype)
+        assert self.task.pool is not None, "a target domain is a pool"
+        return apply(network.backbone, network, self.task.pool.samples.take(torch.arange(1))).shape[1]
+
     # -- the server sends features, not samples --------------------------------------------------------------------------------
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
@@ -253,7 +261,7 @@ class FADA(Algorithm):
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """The domain identifier must be one; the model is checked by its architecture."""
         found = {name: tuple(tensor.shape) for name, tensor in message.group("domain").items()}
-        width, inside = self.options.width, found.get("0.weight", (0, 0))[-1]
+        width, inside = self.options.width, self.backbone_width
         expected = {"0.weight": (width, inside), "0.bias": (width,), "2.weight": (1, width), "2.bias": (1,)}
         return None if found == expected else "the domain identifier in the reply has another shape"
 

@@ -216,7 +216,7 @@ class SHOT(Algorithm):
             total: Tensor | None = None
             for name, state in server.parts.items():
                 prototype = self.task.clients[name.removeprefix("source ")].prototype
-                spoken = predict_logits(self.task.load(prototype, state), test).softmax(1)
+                spoken = predict_logits(self.task.load(prototype, state, role="student"), test).softmax(1)
                 total = spoken if total is None else total + spoken
             assert total is not None
             assert test.y is not None, "a test set has labels"
