@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from fedstill.data.samples import Samples
+from fedstill.errors import FedstillError
 from fedstill.local.fit import Batch, batches, fit, learning_rate, optimiser
 from fedstill.local.options import Local, Optimizer, Schedule
 from fedstill.local.terms import contrastive_loss, distil_from, proximal
@@ -52,8 +53,18 @@ def test_a_batch_of_one_is_skipped_only_where_batchnorm_needs_more():
     assert fit(network("cnn-small"), data, local, rng=torch.Generator()).steps == 1
     wanted = local.model_copy(update={"steps": 5})  # what is skipped is no step
     assert fit(network("cnn-small"), data, wanted, rng=torch.Generator()).steps == 5
-    assert fit(network("cnn-small"), data.take(slice(0, 1)), wanted, rng=torch.Generator()).steps == 0
+    with pytest.raises(FedstillError, match="1 in batches of 4 leave no batch of two"):
+        fit(network("cnn-small"), data.take(slice(0, 1)), wanted, rng=torch.Generator())
     assert fit(network("cnn-small", norm="group"), data, local, rng=torch.Generator()).steps == 2
+
+
+def test_the_loss_is_the_mean_over_the_last_epoch():
+    data, still = samples(20), Optimizer(lr=1e-12)
+    done = fit(network(), data, Local(epochs=3, batch_size=8, optimizer=still), rng=torch.Generator().manual_seed(3))
+    rng, plain = torch.Generator().manual_seed(3), network()
+    orders = [torch.randperm(20, generator=rng) for _ in range(3)]
+    losses = [float(F.cross_entropy(plain(plain.normalise(data.x[i])), data.y[i]).detach()) for i in orders[-1].split(8)]
+    assert done.loss == pytest.approx(sum(losses) / 3, rel=1e-5)
 
 
 def test_clip_bounds_the_step():
@@ -102,8 +113,8 @@ def test_contrastive_loss_at_known_values():
 
 
 def test_distillation_from_the_global_model_is_kl_teacher_to_local():
-    teacher, local = network(), build("mlp", classes=3, shape=(1, 4, 4), seed=2)
-    x = torch.randn(5, 1, 4, 4)
+    teacher, local = network().double(), build("mlp", classes=3, shape=(1, 4, 4), seed=2).double()
+    x = torch.randn(5, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     logits = local(x)
     got = distil_from(teacher, weight=2.0, temperature=4.0)(Batch(local, x, torch.zeros(5), x, logits, 0, torch.Generator()))
     p, q = (teacher(x) / 4).softmax(1), (logits / 4).softmax(1)

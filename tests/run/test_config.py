@@ -23,6 +23,10 @@ from tests.conftest import tiny_tree
     ("change", "text"),
     [
         ({"rouns": 3}, "unknown key 'rouns'; did you mean 'rounds'?"),
+        (
+            {"algorithm": {"name": "feddf", "weighting_options": {"nonsense": 1}}},
+            "unknown key 'algorithm.weighting_options.nonsense'",
+        ),
         ({"local": {"epoch": 3}}, "unknown key 'local.epoch'; did you mean 'epochs'?"),
         ({"local": {"optimizer": {"lrr": 3}}}, "unknown key 'local.optimizer.lrr'; did you mean 'lr'?"),
         ({"algorithm": {"name": "fedprox", "mue": 1}}, "unknown key 'algorithm.mue'; did you mean 'mu'?"),

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fedstill.data.augment import augment
 from fedstill.data.samples import Samples
+from fedstill.errors import FedstillError
 from fedstill.local.options import Local, Optimizer, Schedule
 from fedstill.models.network import Network
 
@@ -180,7 +181,8 @@ def fit(
     normalise = network.normalise
     whole = None if flip or crop else normalise(x_all)  # a client's data is small: normalise it once
     losses: list[Tensor] = []
-    per_epoch = max(1, len(data) // local.batch_size)
+    full, rest = divmod(len(data), local.batch_size)
+    per_epoch = max(1, full + (rest >= least and not local.drop_last))
     step = 0
     epochs, steps, drop_last = local.epochs, local.steps, local.drop_last
     for index in batches(len(data), local.batch_size, rng, epochs=epochs, steps=steps, drop_last=drop_last, least=least):
@@ -208,6 +210,10 @@ def fit(
             after(batch)
         losses.append(loss.detach())
         step += 1
+    if not losses:
+        raise FedstillError(
+            f"BatchNorm learns nothing from single samples: {len(data)} in batches of {local.batch_size} leave no batch of two"
+        )
     last = losses[-per_epoch:]
     remembered = memory_of(optimizer, network.named_parameters()) if memory is not None else {}
-    return Fit(step, float(torch.stack(last).mean()) if last else float("nan"), remembered)
+    return Fit(step, float(torch.stack(last).mean()), remembered)

@@ -8,6 +8,7 @@ from torch import Tensor
 from fedstill.fusion.weighting import Scene, Scored, register
 from fedstill.message import State
 from fedstill.models.network import Network
+from fedstill.options import Part
 
 __all__ = ["ByCounts", "class_weights", "fault"]
 
@@ -37,7 +38,11 @@ def fault(part: State, width: int) -> str | None:
 
 
 @register(
-    "counts", report="counts", fault=fault, summary="each teacher's share of the classes it sees in the sample (after FedFTG)"
+    "counts",
+    report="counts",
+    options=Part,
+    fault=fault,
+    summary="each teacher's share of the classes it sees in the sample (after FedFTG)",
 )
 class ByCounts(Scored):
     """FedFTG knows the label of a sample it generated; an unlabelled sample has none, so a teacher's score is the weight it

@@ -10,6 +10,7 @@ from fedstill.fusion.weighting import Scene, Scored, register
 from fedstill.local.adversarial import Discriminator
 from fedstill.message import State
 from fedstill.models.network import Network
+from fedstill.options import Part
 
 __all__ = ["ByDiscriminator", "fault"]
 
@@ -28,7 +29,13 @@ def fault(part: State, width: int) -> str | None:
     return None
 
 
-@register("discriminator", report="discriminator", fault=fault, summary="each teacher's own domain discriminator (DaFKD, Eq. 7)")
+@register(
+    "discriminator",
+    report="discriminator",
+    options=Part,
+    fault=fault,
+    summary="each teacher's own domain discriminator (DaFKD, Eq. 7)",
+)
 class ByDiscriminator(Scored):
     """Eq. 7: ``f(theta_k; x) / sum_j f(theta_j; x)``, on generated or any other samples."""
 

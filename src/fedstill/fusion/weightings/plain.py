@@ -8,12 +8,13 @@ from torch import Tensor
 from fedstill.data.samples import Samples
 from fedstill.errors import FedstillError
 from fedstill.fusion.weighting import Ready, Scene, register
+from fedstill.options import Part
 
 __all__ = ["Examples", "Random", "Uniform"]
 
 
-@register("avg", summary="the same as uniform (FedD3A, Table 1)")
-@register("uniform", summary="every teacher counts alike (FedDF)")
+@register("avg", summary="the same as uniform (FedD3A, Table 1)", options=Part)
+@register("uniform", summary="every teacher counts alike (FedDF)", options=Part)
 class Uniform(Ready):
     """Every teacher counts alike."""
 
@@ -25,7 +26,7 @@ class Uniform(Ready):
         return torch.full((1, 1), 1 / self.teachers).expand(len(samples), self.teachers)
 
 
-@register("random", summary="softmax of noise, new for each sample (FedD3A, Table 1)")
+@register("random", summary="softmax of noise, new for each sample (FedD3A, Table 1)", options=Part)
 class Random(Ready):
     """FedD3A's control: ``softmax(z)`` with standard normal ``z``."""
 
@@ -37,7 +38,7 @@ class Random(Ready):
         return torch.randn(len(samples), self.teachers, generator=self.rng).softmax(1)
 
 
-@register("examples", summary="in proportion to the clients' numbers of examples")
+@register("examples", summary="in proportion to the clients' numbers of examples", options=Part)
 class Examples(Ready):
     """``n_k / sum n`` for every sample."""
 
