@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from PIL import Image
 
@@ -41,6 +43,9 @@ def test_every_cell_has_the_papers_figure_and_a_sound_configuration(tmp_path, mo
 
     monkeypatch.setattr(tables, "runs_of", pretend)
     plan = Plan(tmp_path, data=tmp_path, scale=scale)
+    if scale == "small":  # which is what runs where tiny is asked for and there is no such protocol
+        assert len(reproduce("feddf-table1", replace(plan, scale="tiny"))[1]) == 8
+        assert '"small"' in (tmp_path / "cells.json").read_text()
     for name in ("feddf-table1", "feddf-table5", "feddf-table8"):
         asked.clear()
         cells = studies()[name].run(plan)

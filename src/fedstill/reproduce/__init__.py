@@ -26,7 +26,7 @@ from fedstill.run.presets import resolve
 
 __all__ = ["Cell", "Plan", "Published", "Study", "cell", "grid", "published", "reproduce", "runs_of", "studies", "study", "table"]
 
-Scale = Literal["tiny", "small", "paper"]  # a study without a tiny protocol runs its small one
+Scale = Literal["tiny", "small", "paper"]  # a study without a tiny protocol runs its small one: reproduce sees to it
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Study:
     run: Callable[[Plan], Sequence[Cell]] = field(repr=False)
     unit: Literal["accuracy", "rounds", "number"] = "accuracy"
     note: str = ""  # what differs from the paper at the small scale
+    tiny: bool = False  # whether there is a protocol below the small one
 
 
 _STUDIES: dict[str, Study] = {}
@@ -105,11 +106,12 @@ def study(
     paper: float,
     unit: Literal["accuracy", "rounds", "number"] = "accuracy",
     note: str = "",
+    tiny: bool = False,
 ) -> Callable:
     """Register the decorated function as the study ``name``; ``small`` and ``paper`` are the expected minutes."""
 
     def add(function: Callable[[Plan], Sequence[Cell]]) -> Callable[[Plan], Sequence[Cell]]:
-        _STUDIES[name] = Study(name, title, {"small": small, "paper": paper}, function, unit, note)
+        _STUDIES[name] = Study(name, title, {"small": small, "paper": paper}, function, unit, note, tiny)
         return function
 
     return add
@@ -177,6 +179,8 @@ def reproduce(name: str, plan: Plan) -> tuple[Study, list[Cell]]:
     if name not in studies():
         raise unknown("study", name, studies())
     chosen = studies()[name]
+    if plan.scale == "tiny" and not chosen.tiny:
+        plan = replace(plan, scale="small")
     cells = list(chosen.run(plan))
     atomic_write(plan.out / "table.md", table(chosen, cells))
     rows = [{"row": c.row, "column": c.column, "ours": list(c.ours), "paper": vars(c.paper) if c.paper else None} for c in cells]

@@ -121,7 +121,7 @@ NOTE = (
 )
 
 
-@study("dafkd-table1", "DaFKD, Table 1: accuracy of six systems", small=360, paper=6000, note=NOTE)
+@study("dafkd-table1", "DaFKD, Table 1: accuracy of six systems", small=360, paper=6000, note=NOTE, tiny=True)
 def accuracy(plan: Plan) -> list[Cell]:
     """Four data sets, three degrees of heterogeneity each."""
     columns = [(data, alpha) for data, alphas in ALPHAS.items() for alpha in alphas]
@@ -150,20 +150,36 @@ def rounds_cells(plan: Plan, name: str, rows: Mapping[str, Mapping[str, Any]]) -
     return found
 
 
-@study("dafkd-table2", "DaFKD, Table 2: rounds to an accuracy (alpha = 0.1)", small=120, paper=2000, unit="rounds", note=NOTE)
+@study(
+    "dafkd-table2",
+    "DaFKD, Table 2: rounds to an accuracy (alpha = 0.1)",
+    small=120,
+    paper=2000,
+    unit="rounds",
+    note=NOTE,
+    tiny=True,
+)
 def rounds_to(plan: Plan) -> list[Cell]:
     """The same runs as Table 1's at alpha = 0.1, read for the round that first reaches the target."""
     return rounds_cells(plan, "dafkd-table2", systems(plan.scale))
 
 
-@study("dafkd-table3", "DaFKD, Table 3a: without sharing, without correlation", small=240, paper=4000, note=NOTE)
+@study("dafkd-table3", "DaFKD, Table 3a: without sharing, without correlation", small=240, paper=4000, note=NOTE, tiny=True)
 def ablations(plan: Plan) -> list[Cell]:
     """Four data sets, alpha 0.05 and 0.1."""
     columns = [(data, alpha) for data in DATA for alpha in (0.05, 0.1)]
     return cells_of(plan, "dafkd-table3", variants(plan.scale), columns)
 
 
-@study("dafkd-table3b", "DaFKD, Table 3b: the ablations' rounds to an accuracy", small=120, paper=2000, unit="rounds", note=NOTE)
+@study(
+    "dafkd-table3b",
+    "DaFKD, Table 3b: the ablations' rounds to an accuracy",
+    small=120,
+    paper=2000,
+    unit="rounds",
+    note=NOTE,
+    tiny=True,
+)
 def ablations_rounds(plan: Plan) -> list[Cell]:
     """Rounds to the targets of Table 2."""
     return rounds_cells(plan, "dafkd-table3b", variants(plan.scale))
