@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fedstill.algorithm import Round
 from fedstill.algorithms import create
 from fedstill.algorithms.fedrad import scored_shares
 from fedstill.errors import FedstillError
 from fedstill.fusion.ensemble import ensemble_table
+from fedstill.fusion.merge import weighted_sum
 from fedstill.fusion.weightings.robust import Median
 from fedstill.run.loop import run
 from fedstill.task import Task
 
 from ..conftest import tiny_config
 from ..fusion.speakers import Linear, pool, teach
+from .adaptation import exchange
 
 
 def test_the_table_is_the_lower_median_of_logits():
@@ -74,3 +79,17 @@ def test_another_merge_is_refused():
     config = tiny_config(data={"server": "embedded:rotated"}, algorithm={"name": "fedrad", "merge": "uniform"})
     with pytest.raises(FedstillError, match="has no place"):
         create(Task(config))
+
+
+def test_the_student_starts_from_the_average_by_scores_and_examples():
+    still = {"steps": 1, "optimizer": {"lr": 1e-12}}
+    config = tiny_config(data={"holdout": 0.3}, clients={"per_domain": 2}, algorithm={"name": "fedrad", "distillation": still})
+    algorithm = create(Task(config))
+    server, round = algorithm.start(), Round(1, 2, 0)
+    replies = [replace(reply, samples=10 * (k + 1)) for k, reply in enumerate(exchange(algorithm, server, round, {}))]
+    table = ensemble_table(algorithm.teachers(server, replies, round), algorithm.draw(server, round), Median())
+    shares = scored_shares(table.weights.mean(0).tolist(), [reply.samples for reply in replies])
+    assert max(abs(share - (k + 1) / 10) for k, share in enumerate(shares)) > 0.01  # examples alone would be another average
+    expected = weighted_sum((reply.model for reply in replies), shares)
+    [model] = algorithm.fuse(server, replies, round).models.values()
+    torch.testing.assert_close(model["head.weight"], expected["head.weight"], atol=1e-6, rtol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,27 @@ def test_the_forms_of_the_text_are_a_preset():
 def test_one_architecture_only():
     with pytest.raises(FedstillError, match="one architecture"):
         algorithm_of(tiny("kd3a", model={"clients": ["cnn-small", "cnn"]}))
+
+
+@pytest.mark.parametrize("knowledge", ["hard", "soft"])
+@pytest.mark.parametrize("count", ["mask", "support"])
+def test_what_a_vote_teaches_and_how_often_it_counts(knowledge: str, count: str):
+    algorithm = algorithm_of(tiny("kd3a", epochs=2, contributions=OPEN, knowledge=knowledge, count=count))
+    server, round = algorithm.start(), Round(1, 2, 0)
+    table, _ = _table(algorithm, exchange(algorithm, server, round, {}), round)
+    surest = table.targets.max(1).values
+    assert bool((surest == 1).all()) == (knowledge == "hard")
+    supporters = table.weights.gt(0).sum(1).to(table.sample_weight.dtype)
+    assert set(supporters.tolist()) == {1.0, 2.0}
+    torch.testing.assert_close(table.sample_weight, supporters if count == "support" else torch.ones_like(supporters))
+
+
+@pytest.mark.parametrize("by_examples", [False, True])
+def test_focus_is_weighed_by_examples_where_asked_for(by_examples: bool):
+    algorithm = algorithm_of(tiny("kd3a", epochs=4, contributions=OPEN, by_examples=by_examples))
+    server, round = algorithm.start(), Round(1, 2, 0)
+    replies = [replace(r, samples=n) for r, n in zip(exchange(algorithm, server, round, {}), (10, 90), strict=True)]
+    algorithm.fuse(server, replies, round)
+    focus = torch.tensor([round.notes["contributions"][reply.client] for reply in replies])
+    expected, _ = domain_weights(focus, round.notes["known"], [10, 90] if by_examples else None)
+    assert [round.notes["weights"][reply.client] for reply in replies] == pytest.approx(expected.tolist(), rel=1e-5)

@@ -57,10 +57,43 @@ def test_one_step_of_sgd_is_the_gradient_of_avglogits():
     assert torch.allclose(student.head.bias.detach(), before - 0.1 * gap, atol=1e-6)
 
 
-def test_epochs_count_batches_and_cosine_ends_at_rest():
+def test_epochs_count_batches():
     samples, student = pool(20), Linear(4, 3, seed=2)
     done = distil(student, samples, table_of(Linear(4, 3), samples), Distillation(epochs=2, batch_size=8), rng=rng())
     assert done.steps == 6
+
+
+def by_hand(seed, samples, targets, rates, **how):
+    """A student after plain gradient steps on all samples."""
+    student = Linear(4, 3, seed=seed)
+    for rate in rates:
+        student.zero_grad()
+        divergence(student(student.normalise(samples.x)), targets, **how).backward()
+        with torch.no_grad():
+            for parameter in student.parameters():
+                parameter -= rate * parameter.grad
+    return student.state_dict()
+
+
+def test_the_rate_falls_as_half_a_cosine():
+    samples, student = pool(8), Linear(4, 3, seed=2)
+    table = table_of(Linear(4, 3, seed=5), samples)
+    options = Distillation(steps=3, batch_size=8, optimizer=Optimizer(lr=0.4), schedule="cosine", clip=None)
+    distil(student, samples, table, options, rng=rng())
+    torch.testing.assert_close(dict(student.state_dict()), dict(by_hand(2, samples, table.targets, [0.4, 0.3, 0.1])))
+
+
+@pytest.mark.parametrize(
+    "how", [{"temperature": 3.0}, {"temperature": 3.0, "square": True}, {"reduction": "mean"}, {"direction": "reverse"}]
+)
+def test_the_loss_is_the_one_that_was_asked_for(how):
+    samples, student = pool(8), Linear(4, 3, seed=2)
+    table = table_of(Linear(4, 3, seed=5), samples)
+    options = Distillation(steps=1, batch_size=8, optimizer=Optimizer(lr=0.4), schedule="constant", clip=None, **how)
+    distil(student, samples, table, options, rng=rng())
+    torch.testing.assert_close(dict(student.state_dict()), dict(by_hand(2, samples, table.targets, [0.4], **how)))
+    plain = by_hand(2, samples, table.targets, [0.4])
+    assert not torch.allclose(student.state_dict()["head.weight"], plain["head.weight"], atol=1e-4)
 
 
 def test_a_lone_last_sample_does_not_cost_a_step():
