@@ -92,13 +92,9 @@ def reference() -> str:
         if kind_of is not None:
             takers.setdefault(kind_of, []).append(f"`{name}`")
     for taken, names in takers.items():
-        parts += [
-            "",
-            f"`algorithm.weighting_options` of {', '.join(names)}:",
-            "",
-            head,
-            *rows(taken, "algorithm.weighting_options."),
-        ]
+        found = rows(taken, "algorithm.weighting_options.")
+        parts += ["", f"`algorithm.weighting_options` of {', '.join(names)}:{'' if found else ' none.'}"]
+        parts += ["", head, *found] if found else []
     return "\n".join(parts) + "\n"
 
 
