@@ -70,7 +70,10 @@ class Task:
     def __init__(self, config: Config):
         self.config = config
         self.seed = config.seed
-        self.device = torch.device(config.engine.device)
+        try:
+            self.device = torch.device(config.engine.device)
+        except RuntimeError:
+            raise FedstillError(f"engine.device = '{config.engine.device}' is no device, such as cpu or cuda:0") from None
         self._networks: dict[tuple[str, str], Network] = {}
         self._live: dict[tuple[str, str], State] = {}
         self._templates: dict[str, State] = {}

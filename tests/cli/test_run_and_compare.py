@@ -10,7 +10,8 @@ import safetensors.torch
 from typer.testing import CliRunner
 
 from fedstill.algorithms import algorithms
-from fedstill.cli import app
+from fedstill.cli import app, main
+from fedstill.errors import FedstillError
 from fedstill.run.config import from_toml, to_toml
 
 FIELDS = {
@@ -111,3 +112,51 @@ def test_every_system_runs_on_the_demo_s_domains(name, tmp_path):
     assert len(lines) == 2
     assert all(line.keys() >= FIELDS and not line["dropped"] for line in lines)
     assert 0 <= lines[-1]["accuracy"] <= 1
+
+
+def test_the_demo_replaces_its_own_runs_and_nothing_else(tmp_path, monkeypatch):
+    out = tmp_path / "demo"
+    own = out / "fedavg" / "seed0"
+    own.mkdir(parents=True)
+    for path in (own / "history.jsonl", out / "report.html", out / "thesis.tex"):
+        path.write_text("")
+    with pytest.raises(FedstillError, match="rounds"):
+        invoke("demo", "--out", out, "--set", "rounds=abc")
+    assert own.exists()  # a mistake costs nothing
+    monkeypatch.setattr("fedstill.cli.demo.compare_runs", lambda *_: None)
+    assert invoke("demo", "--out", out).exit_code == 0
+    assert not own.exists()
+    assert (out / "thesis.tex").exists()
+
+
+def test_a_comparison_says_what_cannot_run_before_the_first_one_trains(config, tmp_path):
+    with pytest.raises(FedstillError, match=r"data\.target"):
+        invoke("compare", config, "--algorithms", "fedavg,kdcl", "--seeds", "0", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--out", "FILE"], "File exists"),
+        (["--set", "seed=-1"], "seed = -1"),
+        (["--set", "engine.device=foo"], "engine.device = 'foo' is no device"),
+        (["--set", "when=2020-01-01"], "unknown key 'when'"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(config, tmp_path, monkeypatch, capsys, arguments, text):
+    (tmp_path / "file").write_text("")
+    given = [str(tmp_path / "file") if word == "FILE" else word for word in arguments]
+    monkeypatch.setattr("sys.argv", ["fedstill", "run", str(config), "--out", str(tmp_path / "run"), *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("fedstill: ")
+    assert text in said
+    assert said.count("\n") == 1
+
+
+def test_a_study_without_such_a_row_is_refused(tmp_path):
+    with pytest.raises(FedstillError, match="no such row or column"):
+        invoke("reproduce", "feddf-table5", "--only", "nosuch", "--data", tmp_path, "--out", tmp_path / "out")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from fedstill.errors import FedstillError
 from fedstill.run.checkpoint import load_checkpoint
 from fedstill.run.config import to_toml
-from fedstill.run.loop import run
+from fedstill.run.loop import Listener, alone, run
 
 ROUNDS = 80
 
@@ -116,3 +117,75 @@ def test_a_crash_between_the_line_and_its_checkpoint_repeats_the_round(tiny, tmp
     assert [line["round"] for line in again.history] == [1, 2, 3]
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
     assert whole.history[-1]["accuracy"] == again.history[-1]["accuracy"]
+
+
+class Warned(Listener):
+    """What a run warned of."""
+
+    def __init__(self):
+        self.texts = []
+
+    def warn(self, text):
+        self.texts.append(text)
+
+
+def test_a_damaged_line_costs_itself_and_nothing_else(tiny, tmp_path):
+    run(tiny(rounds=3), tmp_path)
+    path = tmp_path / "history.jsonl"
+    first, _, third = path.read_text().splitlines()
+    damaged = f"{first}\n{{cut o\n{third}\n3\n{{}}\n"
+    path.write_text(damaged)
+    warned = Warned()
+    again = run(tiny(rounds=4), tmp_path, resume=True, listeners=[warned])
+    assert [line["round"] for line in again.history] == [1, 3, 4]
+    assert again.summary["rounds"] == 4
+    assert (tmp_path / "history.damaged.jsonl").read_text() == damaged
+    assert any("2 of the 3 rounds" in text for text in warned.texts)
+
+
+def test_finished_rounds_are_not_lost_to_a_missing_checkpoint_or_configuration(tiny, tmp_path):
+    run(tiny(rounds=2), tmp_path)
+    before = (tmp_path / "history.jsonl").read_text()
+    kept = (tmp_path / "config.toml").read_text()
+    (tmp_path / "config.toml").unlink()
+    with pytest.raises(FedstillError, match=r"config\.toml is missing"):
+        run(tiny(rounds=3, seed=7), tmp_path, resume=True)
+    (tmp_path / "config.toml").write_text(kept[: len(kept) // 2])
+    with pytest.raises(FedstillError, match="is not TOML"):
+        run(tiny(rounds=3), tmp_path, resume=True)
+    (tmp_path / "config.toml").write_text(kept)
+    with pytest.raises(FedstillError, match="has 2 rounds already, and rounds = 1"):
+        run(tiny(rounds=1), tmp_path, resume=True)
+    shutil.rmtree(tmp_path / "checkpoint")
+    with pytest.raises(FedstillError, match="no checkpoint to go on from"):
+        run(tiny(rounds=3), tmp_path, resume=True)
+    assert (tmp_path / "history.jsonl").read_text() == before
+
+
+def test_a_folder_of_something_else_is_left_alone(tiny, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"somebody's")
+    for resume in (False, True):
+        with pytest.raises(FedstillError, match="choose another --out"):
+            run(tiny(rounds=1), tmp_path, resume=resume)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("model.safetensors", b"somebody's")]
+
+
+def test_a_run_whose_first_round_failed_can_be_begun_anew(tiny, tmp_path):
+    broken = tiny(rounds=1, local={"optimizer": {"lr": 1e30}})
+    with pytest.raises(FedstillError, match="usable replies") as error:
+        run(broken, tmp_path)
+    assert "can be resumed" not in str(error.value)
+    assert len(run(tiny(rounds=1), tmp_path).history) == 1
+
+
+def test_one_process_at_a_time_writes_to_a_folder(tiny, tmp_path):
+    with alone(tmp_path), pytest.raises(FedstillError, match="another process is writing"):
+        run(tiny(rounds=1), tmp_path)
+    assert len(run(tiny(rounds=1), tmp_path).history) == 1
+
+
+def test_more_rounds_than_planned_are_warned_of(tiny, tmp_path):
+    run(tiny(rounds=1), tmp_path)
+    warned = Warned()
+    run(tiny(rounds=2), tmp_path, resume=True, listeners=[warned])
+    assert warned.texts == ["rounds were 1 and are 2: schedules over the rounds go on by the new number"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated
 
@@ -56,10 +57,14 @@ _register()
 
 def main() -> None:
     """The entry point."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite request to end is treated like Ctrl-C
     try:
         app()
     except FedstillError as error:
         print(f"fedstill: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except OSError as error:  # a path that cannot be written, a full disk; never a fault of the network's
+        print(f"fedstill: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == 130:  # what typer makes of Ctrl-C, without a word

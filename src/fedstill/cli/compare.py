@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedstill.algorithms import create
 from fedstill.cli.run import Set, What
 from fedstill.cli.show import Shown, console
 from fedstill.errors import FedstillError
 from fedstill.message import atomic_write, to_json
 from fedstill.report.runs import load_runs
 from fedstill.report.tables import markdown, rich_table, summarise
-from fedstill.run.config import to_toml
+from fedstill.run.config import read
+from fedstill.run.loop import finished_run, same_run
 from fedstill.run.loop import run as run_config
-from fedstill.run.loop import same_run
 from fedstill.run.presets import resolve, tree_of
+from fedstill.task import Task
 
 __all__ = ["compare", "compare_runs", "folder_of"]
 
@@ -53,18 +54,16 @@ def compare_runs(what: str, names: Sequence[str], seeds: Sequence[int], out: Pat
     plans = [
         (name, seed, resolve(raw, [*assignments, f'algorithm.name="{name}"', f"seed={seed}"])) for name in names for seed in seeds
     ]
+    for _, _, config in plans:
+        create(Task(config))  # what one of them cannot do is said before the first one trains
     first = True
     for name, seed, config in plans:
         folder = folder_of(out, name, seed)
         kept = folder / "config.toml"
-        if (
-            (folder / "summary.json").exists()
-            and kept.exists()
-            and tomllib.loads(kept.read_text()) == tomllib.loads(to_toml(config))
-        ):
+        if finished_run(folder, config):
             console.print(f"{name} seed {seed}: already there", soft_wrap=True)
             continue
-        if kept.exists() and not same_run(kept.read_text(), to_toml(config)):
+        if kept.exists() and not same_run(read(kept), config):
             raise FedstillError(f"{folder} holds a run of another configuration; choose another --out")
         shown = Shown(f"{name} seed {seed}" if len(seeds) > 1 else name, who=first)
         first = False

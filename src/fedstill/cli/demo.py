@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from fedstill.cli.compare import compare_runs
+from fedstill.cli.compare import compare_runs, folder_of
 from fedstill.cli.run import Set
 from fedstill.cli.show import console
+from fedstill.run.presets import configuration
 
 __all__ = ["demo"]
 
@@ -27,7 +28,9 @@ def demo(
     """Compare the systems on embedded digit domains, in minutes and without a download."""
     clock = time.monotonic()
     console.print("[bold]fedstill demo[/]: three sites with different digits, one pool of unlabelled images, no download")
-    if (out / "report.html").exists() or (out / "fedavg").exists():
-        shutil.rmtree(out)
+    configuration("demo", set_ or [])  # a mistake in the options must cost nothing
+    for name in SYSTEMS:  # an earlier demo's runs, and nothing else
+        if (folder_of(out, name, 0) / "history.jsonl").exists():
+            shutil.rmtree(folder_of(out, name, 0))
     compare_runs("demo", SYSTEMS, [0], out, set_ or [])
     console.print(f"demo took {time.monotonic() - clock:.0f} s; every run is a folder below {out}", soft_wrap=True)

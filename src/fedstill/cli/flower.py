@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,7 +65,6 @@ def up(
         raise FedstillError(f"{out} already holds a run; use --resume to go on, or another --out")
     with (
         tempfile.TemporaryDirectory(prefix="fedstill-flower-") as scratch,
-        _stoppable(),
         Loopback(Path(scratch), tls=tls) as link,
     ):
         console.print(f"SuperLink at {link.address}{' with TLS and node authentication' if tls else ''}", soft_wrap=True)
@@ -133,17 +129,3 @@ def _named(sources: list[str]) -> dict[str, str]:
 
 def _absolute(source: str) -> str:
     return str(Path(source).resolve()) if Path(source).exists() else source
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """A polite request to end is treated like Ctrl-C, so that nothing is left running."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -78,5 +78,6 @@ def listing() -> Table:
     for column in ("name", "what", "small: minutes on 2 cores", "paper: hours on a GPU"):
         shown.add_column(column)
     for study in studies().values():
-        shown.add_row(study.name, study.title, f"{study.minutes['small']:g}", f"{study.minutes['paper'] / 60:.2g}")
+        hours = study.minutes["paper"] / 60
+        shown.add_row(study.name, study.title, f"{study.minutes['small']:g}", f"{hours:.0f}" if hours >= 1 else f"{hours:.1f}")
     return shown

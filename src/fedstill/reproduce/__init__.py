@@ -19,9 +19,8 @@ from typing import Any, Literal
 
 from fedstill.errors import FedstillError, unknown
 from fedstill.message import atomic_write, to_json
-from fedstill.run.config import to_toml
 from fedstill.run.history import read_history
-from fedstill.run.loop import Listener, run
+from fedstill.run.loop import Listener, finished_run, run
 from fedstill.run.presets import resolve
 
 __all__ = ["Cell", "Plan", "Published", "Study", "cell", "grid", "published", "reproduce", "runs_of", "studies", "study", "table"]
@@ -165,9 +164,7 @@ def runs_of(plan: Plan, name: str, tree: Mapping[str, Any], assignments: Sequenc
     for seed in plan.seeds:
         config = resolve(tree, [*assignments, *plan.sets, f"seed={seed}"])
         folder = plan.out / name / f"seed{seed}"
-        kept = folder / "config.toml"
-        done = (folder / "summary.json").exists() and kept.exists()
-        if not (done and tomllib.loads(kept.read_text()) == tomllib.loads(to_toml(config))):
+        if not finished_run(folder, config):
             run(config, folder, resume=(folder / "history.jsonl").exists(), listeners=[plan.listener(f"{name} seed {seed}")])
         summary = json.loads((folder / "summary.json").read_text())
         found.append(Run(folder, summary, read_history(folder / "history.jsonl")))
@@ -182,6 +179,8 @@ def reproduce(name: str, plan: Plan) -> tuple[Study, list[Cell]]:
     if plan.scale == "tiny" and not chosen.tiny:
         plan = replace(plan, scale="small")
     cells = list(chosen.run(plan))
+    if not cells:
+        raise FedstillError(f"{name} has no such row or column: --only {','.join(plan.only)} --columns {','.join(plan.columns)}")
     atomic_write(plan.out / "table.md", table(chosen, cells))
     rows = [{"row": c.row, "column": c.column, "ours": list(c.ours), "paper": vars(c.paper) if c.paper else None} for c in cells]
     atomic_write(

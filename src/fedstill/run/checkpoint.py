@@ -29,7 +29,7 @@ def save_checkpoint(folder: Path, round: int, server: Server) -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("round-*-*.safetensors"))
+    return sorted(folder.glob("round-[0-9]*-*.safetensors"))
 
 
 def load_checkpoint(folder: Path, warn: Callable[[str], None] = print) -> tuple[int, Server] | None:
@@ -37,11 +37,11 @@ def load_checkpoint(folder: Path, warn: Callable[[str], None] = print) -> tuple[
     one before is used."""
     files = _files(folder)
     for path in reversed(files):
-        _, number, digest = path.stem.split("-")
+        _, number, digest = path.stem.split("-", 2)
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest()[:16] == digest:
             return int(number), Server.from_message(Message.from_bytes(data))
         warn(f"checkpoint {path} is damaged and is not used")
     if files:
-        raise FedstillError(f"every checkpoint in {folder} is damaged; start again without --resume")
+        raise FedstillError(f"every checkpoint in {folder} is damaged; choose another --out")
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -51,7 +52,7 @@ class Data(Part):
     pool_classes: Positive | None = None  # only samples of the first n classes (FedDF, Figure 6a)
     pool_fraction: Fraction = 1.0
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # labelled fraction of every domain for the server
-    image_size: Annotated[int, Field(ge=4)] | None = None
+    image_size: Annotated[int, Field(ge=4, le=4096)] | None = None
     channels: Literal[1, 3] | None = None
     limit: Positive | None = None  # training samples a domain
     test_limit: Positive | None = None
@@ -93,7 +94,7 @@ class Engine(Part):
 
     name: Literal["inprocess", "flower-simulation"] = "inprocess"
     workers: Annotated[int, Field(ge=0)] = 0  # processes besides the server's; 0 trains in the server's own
-    threads: Annotated[int, Field(ge=0)] = 0  # torch threads of each; 0 leaves torch's own choice
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # torch threads of each; 0 leaves torch's own choice
     device: str = "cpu"
 
 
@@ -110,7 +111,7 @@ class Evaluation(Part):
 class Config(Part):
     """A run, whole."""
 
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     rounds: Positive = 10
     data: Data
     clients: Clients = Clients()
@@ -223,7 +224,7 @@ def settings(tree: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
     >>> settings({"local": {"epochs": 1}}, ["local.epochs=3", "model.name=resnet8"])
     {'local': {'epochs': 3}, 'model': {'name': 'resnet8'}}
     """
-    tree = json.loads(json.dumps(tree))
+    tree = copy.deepcopy(tree)
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():

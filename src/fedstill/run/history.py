@@ -14,19 +14,21 @@ import torch
 import fedstill
 from fedstill.message import atomic_write, to_json
 
-__all__ = ["append", "read_history", "rewrite", "summary", "truncate"]
+__all__ = ["append", "put_aside", "read_history", "rewrite", "summary", "truncate"]
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a history; a last line cut off by a crash is left out."""
+    """The sound lines of a history; one cut off by a crash, or damaged, is left out."""
     if not path.exists():
         return []
     lines = []
     for text in path.read_text(errors="replace").splitlines():
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except json.JSONDecodeError:
-            break
+            continue
+        if isinstance(line, dict) and isinstance(line.get("round"), int):
+            lines.append(line)
     return lines
 
 
@@ -39,10 +41,18 @@ def append(path: Path, line: dict[str, Any]) -> None:
 
 
 def truncate(path: Path, rounds: int) -> list[dict[str, Any]]:
-    """Keep the lines of the first ``rounds`` rounds (a resume repeats what came after its checkpoint)."""
+    """Keep the lines of the first ``rounds`` rounds (a resume repeats what came after its checkpoint). Where some of them are
+    missing, the old file is kept beside the new one."""
     lines = [line for line in read_history(path) if line["round"] <= rounds]
+    if path.exists() and len(lines) != rounds:
+        put_aside(path).write_bytes(path.read_bytes())
     rewrite(path, lines)
     return lines
+
+
+def put_aside(path: Path) -> Path:
+    """Where a damaged history is kept."""
+    return path.with_name("history.damaged.jsonl")
 
 
 def rewrite(path: Path, lines: Sequence[dict[str, Any]]) -> None:
@@ -65,7 +75,7 @@ def summary(algorithm: str, seed: int, history: Sequence[dict[str, Any]], target
     return {
         "algorithm": algorithm,
         "seed": seed,
-        "rounds": len(history),
+        "rounds": history[-1]["round"] if history else 0,
         "final_accuracy": scored[-1]["accuracy"] if scored else None,
         "best_accuracy": best["accuracy"] if best else None,
         "best_round": best["round"] if best else None,

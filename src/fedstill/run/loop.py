@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from fedstill.message import Message, State, atomic_write, to_json
 from fedstill.models.binary import binary_weights, unpack_bits
 from fedstill.run import history as records
 from fedstill.run.checkpoint import load_checkpoint, save_checkpoint
-from fedstill.run.config import Config, to_toml
+from fedstill.run.config import Config, read, to_toml
 from fedstill.streams import numpy_stream, seeded
 from fedstill.task import Task
 
@@ -110,18 +111,29 @@ def threads(count: int) -> Iterator[None]:
 
 def drive(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool = False, listeners: Sequence[Listener] = ()) -> Result:
     """The rounds themselves, on any engine."""
+    with alone(out):
+        return _rounds(algorithm, engine, out, resume=resume, listeners=listeners)
+
+
+def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, listeners: Sequence[Listener]) -> Result:
     task, config = algorithm.task, algorithm.task.config
 
     def tell(event: str, *what: Any) -> None:
         for listener in listeners:
             getattr(listener, event)(*what)
 
+    def warn(text: str) -> None:
+        tell("warn", text)
+
     path = out / "history.jsonl"
-    if path.exists() and not resume:
-        raise FedstillError(f"{out} already holds a run; use --resume to go on, or another --out")
-    done, server = _begin(algorithm, out, resume, lambda text: tell("warn", text))
+    done, server = _begin(algorithm, out, resume, warn)
     history = records.truncate(path, done)
-    atomic_write(out / "clients.json", to_json(who_holds_what(task)))
+    if len(history) != done:
+        warn(f"{path} has {len(history)} of the {done} rounds before this one; the old file is {records.put_aside(path).name}")
+    holders = to_json(who_holds_what(task))
+    if done and (out / "clients.json").exists() and (out / "clients.json").read_text() != holders:
+        warn(f"the clients' data is not what it was: {out / 'clients.json'} is written anew")
+    atomic_write(out / "clients.json", holders)
     tell("started", task, done)
     ids = list(task.clients)
     count = config.clients.per_round or max(1, round(config.clients.fraction * len(ids)))
@@ -178,28 +190,73 @@ def _note(algorithm: Algorithm, outcome: Outcome, heard: Heard) -> None:
         heard.setdefault(algorithm.task.clients[outcome.client].domain, []).append((outcome.accuracy, outcome.tested))
 
 
+RESULTS = ("config.toml", "summary.json", "model.safetensors", "models", "checkpoint")  # what a run writes
+
+
 def _begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], None]) -> tuple[int, Server]:
-    text = to_toml(algorithm.task.config)
-    kept = out / "config.toml"
-    if resume:
-        found = load_checkpoint(out / "checkpoint", warn)
-        if kept.exists() and not same_run(kept.read_text(), text):
+    """The last finished round and the state after it. Nothing that others wrote is overwritten, and no finished round lost; a
+    folder whose first round never ended is begun anew."""
+    config = algorithm.task.config
+    history, kept = out / "history.jsonl", out / "config.toml"
+    finished = len(records.read_history(history))
+    found = load_checkpoint(out / "checkpoint", warn) if resume else None
+    if finished and not resume:
+        raise FedstillError(f"{out} already holds a run; use --resume to go on, or another --out")
+    if finished > 1 and found is None:  # one line may have come before its checkpoint
+        raise FedstillError(f"{out} has a history of {finished} rounds and no checkpoint to go on from; choose another --out")
+    if not history.exists():
+        others = [name for name in RESULTS if (out / name).exists()]
+        if others:
+            raise FedstillError(f"{out} holds {', '.join(others)} and no run's history; choose another --out")
+        if resume:
+            warn(f"there is no run in {out} to go on with: it is begun")
+        records.rewrite(history, [])
+    if found is not None:
+        if not kept.exists():
+            raise FedstillError(f"{kept} is missing: what its checkpoints are of is not known; choose another --out")
+        before = read(kept)
+        if not same_run(before, config):
             raise FedstillError(f"{kept} differs from this configuration; --resume needs the same one (rounds may grow)")
-        atomic_write(kept, text)
-        if found is not None:
-            return found
-        return 0, algorithm.start()
-    atomic_write(kept, text)
-    return 0, algorithm.start()
+        if config.rounds < found[0]:
+            raise FedstillError(f"{out} has {found[0]} rounds already, and rounds = {config.rounds}")
+        if before.get("rounds") != config.rounds:
+            warn(f"rounds were {before.get('rounds')} and are {config.rounds}: schedules over the rounds go on by the new number")
+    atomic_write(kept, to_toml(config))
+    return found if found is not None else (0, algorithm.start())
 
 
-def same_run(before: str, now: str) -> bool:
+def same_run(before: Mapping[str, Any], now: Config) -> bool:
     """Whether two configurations describe the same run: all but the number of rounds, the engine and what is evaluated."""
-    trees = [tomllib.loads(text) for text in (before, now)]
+    trees = [dict(before), tomllib.loads(to_toml(now))]
     for tree in trees:
         for free in ("rounds", "engine", "evaluation"):
             tree.pop(free, None)
     return trees[0] == trees[1]
+
+
+def finished_run(folder: Path, config: Config) -> bool:
+    """Whether this very configuration has been run to its end there."""
+    kept = folder / "config.toml"
+    return (folder / "summary.json").exists() and kept.exists() and read(kept) == tomllib.loads(to_toml(config))
+
+
+@contextlib.contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """One process at a time writes to a run's folder; the system forgets the claim of one that dies."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        yield
+        return
+    held = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FedstillError(f"another process is writing to {out}") from None
+        yield
+    finally:
+        os.close(held)
 
 
 def _round(
@@ -232,7 +289,8 @@ def _round(
             reasons = "; ".join(f"{d['client']}: {d['reason']}" for d in dropped[:3])
             raise FedstillError(
                 f"round {context.number} has {len(present)} usable replies, fewer than min_replies = "
-                f"{config.clients.min_replies} ({reasons}); the checkpoint of round {context.number - 1} can be resumed"
+                f"{config.clients.min_replies} ({reasons})"
+                + (f"; the checkpoint of round {context.number - 1} can be resumed" if context.number > 1 else "")
             )
         clock = time.perf_counter()
         evaluated = context.notes.get("evaluate_seconds", 0.0)
