@@ -19,16 +19,17 @@ from fedstill.algorithm import Client, Reply, Round, Server
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
 from fedstill.errors import FedstillError
 from fedstill.fusion.ensemble import Space, scored_table, summed_space
-from fedstill.fusion.merge import MergeName, by_examples, uniform, weighted_sum
+from fedstill.fusion.merge import MergeName, by_examples, uniform, weighted_sum, with_statistics
 from fedstill.fusion.options import Distillation, Source
 from fedstill.fusion.predict import apply
 from fedstill.fusion.source import check_range, draw
 from fedstill.fusion.transfer import learn, note_merged
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
-from fedstill.local.fit import fit, learning_rate
-from fedstill.local.masking import is_key, key_pair, masked, unmasked_sum
+from fedstill.local.fit import fit, learning_rate, steps_an_epoch
+from fedstill.local.masking import is_key, key_pair, masked, unmasked_state, unmasked_sum
 from fedstill.local.options import Optimizer
 from fedstill.message import Message, State, clone
+from fedstill.models.binary import binary_weights
 from fedstill.models.generator import Generator, build_generator
 from fedstill.models.heads import HeadOnly
 from fedstill.models.network import Network
@@ -99,7 +100,7 @@ class DaFKDOptions(FedDFOptions):
     no_sharing: bool = False  # Table 3: the discriminator is a network of its own
     no_correlation: bool = False  # Table 3: every teacher counts alike
     level: Literal["images", "features"] = "images"  # Appendix A: generate features of the layer before the head
-    secure: bool = False  # Appendix B: discriminators stay, the server learns only sums over the clients
+    secure: bool = False  # Appendix B: discriminators and models stay, the server learns only sums over the clients
     discriminator: Literal["personal", "shared"] = "personal"  # each client keeps its own, or the server averages and sends one
     pool_generator: Literal["current", "previous"] = "current"  # Algorithm 1, line 11
     first_distillation: Positive = 1  # the first round that distils
@@ -150,16 +151,28 @@ class DaFKD(FedDF):
             raise FedstillError(f"no_correlation weighs teachers alike, and weighting = '{chosen.weighting}' was asked for")
         if self.shared and (chosen.secure or len(task.prototypes) > 1):
             raise FedstillError("discriminator = 'shared' averages discriminators: it needs one architecture and secure = false")
-        if chosen.secure and (chosen.weighting != "discriminator" or chosen.source.kind != "generator" or chosen.drop_worst):
+        if chosen.source.generator is not None:
+            raise FedstillError("dafkd draws from the generator that its clients trained: leave source.generator out")
+        if chosen.secure:
+            self.check_secure(task)
+
+    def check_secure(self, task: Any) -> None:
+        """What cannot be had where the server sees nobody's model or discriminator."""
+        chosen = self.options
+        if chosen.weighting != "discriminator" or chosen.source.kind != "generator" or chosen.drop_worst or chosen.contrastive:
             raise FedstillError(
                 "secure = true sums discriminator weights over generated samples: it goes with weighting = 'discriminator', "
-                "source.kind = 'generator' and no drop_worst"
+                "source.kind = 'generator', no drop_worst and no contrastive term"
             )
-        if chosen.secure and (chosen.distillation.fresh or task.config.model.buffers == "local"):
+        if chosen.distillation.fresh or task.config.model.buffers == "local":
             raise FedstillError(
-                "secure = true has every client speak once, with the model that it sent: it goes with neither distillation.fresh "
-                "nor model.buffers = 'local'"
+                "secure = true has every client speak once, with the model that it trained: it goes with neither "
+                "distillation.fresh nor model.buffers = 'local'"
             )
+        if chosen.merge not in ("uniform", "examples"):
+            raise FedstillError(f"secure = true sums models that nobody sees, and merge = '{chosen.merge}' looks at them")
+        if any(binary_weights(task.network(name)) for name in task.prototypes):
+            raise FedstillError("secure = true sums weights, which 1-bit clients do not send")
 
     # -- the parts that are this system's own ----------------------------------------------------------------------------------
 
@@ -198,8 +211,11 @@ class DaFKD(FedDF):
     # -- in each selected client (lines 15 to 26) --------------------------------------------------------------------------------
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """Lines 16 to 26, or in a second phase the client's masked word on the common samples (Appendix B)."""
-        return self.speak(message, client) if phase == "speak" else super().train(message, client, phase)
+        """Lines 16 to 26; under Appendix B in further phases what was trained, and the client's word on the common samples, both
+        masked."""
+        if phase in ("share", "speak"):
+            return self.share(message, client) if phase == "share" else self.speak(message, client)
+        return super().train(message, client, phase)
 
     def update(self, message: Message, client: Client) -> Message:
         """Train classifier and discriminator jointly and the generator against them; the discriminator is kept for next time."""
@@ -215,7 +231,7 @@ class DaFKD(FedDF):
             generator,
             self.options.adversarial,
             round=client.round,
-            steps_per_epoch=-(-len(client.data) // local.batch_size),
+            steps_per_epoch=steps_an_epoch(len(client.data), local, network),
             features=self.options.level == "features",
         )
         done = fit(  # lines 19 to 25
@@ -236,10 +252,7 @@ class DaFKD(FedDF):
             loss=done.loss,
         )
         if self.options.secure:
-            secret, public = key_pair()
-            if self.distils(client.round):
-                client.memory = client.memory.with_parts(trained=reply.group("model"), secret=f"{secret:x}")
-            return reply.with_parts(key=f"{public:x}")
+            return self.withheld(reply, client)
         return reply.with_parts(discriminator=discriminator.state()) if self.sends_discriminator else reply  # line 26
 
     def reported(self, message: Message, client: Client, late: bool) -> dict[str, State]:
@@ -251,8 +264,45 @@ class DaFKD(FedDF):
         """Whether the discriminator leaves the client: where it weighs the teachers, or all share one."""
         return self.shared or (self.report == "discriminator" and not self.options.secure)
 
+    def withheld(self, reply: Message, client: Client) -> Message:
+        """Appendix B, first phase: a public key in place of what was trained, which waits in the client's memory."""
+        parts = {"trained": reply.group("model"), "made": reply.group("generator")}
+        for state in (*parts.values(), client.memory.group("discriminator")):
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in state.values()):
+                raise FedstillError("its training diverged: a weight is not finite")  # masked, nobody would see it
+        secret, public = key_pair()
+        client.memory = client.memory.with_parts(**parts, secret=f"{secret:x}")
+        return Message.of(key=f"{public:x}", samples=reply.values["samples"], loss=reply.values["loss"])
+
+    def share(self, message: Message, client: Client) -> Message:
+        """Appendix B, second phase: the client's share of Eq. 4 and 6, masked. Only sums of models may be known:
+        from a client's own the server would have its soft predictions, and with them linear equations for its factors."""
+        secret, keys = int(str(client.memory.values["secret"]), 16), self.keys(message)
+        mates = {name: key for name, key in keys.items() if self.task.clients[name].prototype == client.prototype}
+
+        def hidden(what: str, share: str, publics: Mapping[str, int]) -> State:
+            part = float(message.values[share])
+            return {
+                name: masked(part * tensor.double(), client.id, secret, publics, f"round {client.round} {what} {name}")
+                for name, tensor in client.memory.group(what).items()
+            }
+
+        reply = Message.of(
+            shared_model=hidden("trained", "own_share", mates),
+            shared_generator=hidden("made", "share", keys),
+            samples=len(client.data),
+        )
+        spent = ("made",) if self.distils(client.round) else ("made", "trained", "secret")
+        client.memory = forgotten(client.memory, *spent)
+        return reply
+
+    @staticmethod
+    def keys(message: Message) -> dict[str, int]:
+        """Everyone's public keys, as the server sent them."""
+        return {name: int(key, 16) for name, key in json.loads(str(message.values["keys"])).items()}
+
     def speak(self, message: Message, client: Client) -> Message:
-        """Appendix B: ``f(theta_k; x_i) s(w_k; x_i)`` and ``f(theta_k; x_i)`` of the common samples, masked.
+        """Appendix B, third phase: ``f(theta_k; x_i) s(w_k; x_i)`` and ``f(theta_k; x_i)`` of the common samples, masked.
 
         The paper sends the product in the clear; as soft predictions sum to one, its sum over the classes *is* the factor. So the
         product is masked as well, and the server learns nothing but the sums over the clients.
@@ -272,42 +322,46 @@ class DaFKD(FedDF):
             factor = torch.sigmoid(discriminator(x, features))[:, None]
             return torch.cat([factor * spoken, factor], 1)
 
-        keys = {name: int(key, 16) for name, key in json.loads(str(message.values["keys"])).items()}
         secret = int(str(client.memory.values["secret"]), 16)
-        hidden = masked(apply(answer, network, samples), client.id, secret, keys, f"round {client.round}")
-        served = ("trained/", "secret")  # the trained weights and the secret are forgotten
-        client.memory = Message(
-            {name: tensor for name, tensor in client.memory.tensors.items() if not name.startswith(served)},
-            {name: value for name, value in client.memory.values.items() if name not in served},
-        )
+        hidden = masked(apply(answer, network, samples), client.id, secret, self.keys(message), f"round {client.round} answers")
+        client.memory = forgotten(client.memory, "trained", "secret")
         return Message.of(answers={"masked": hidden}, samples=len(client.data))
 
     # -- in the server (lines 1 to 14) -----------------------------------------------------------------------------------------
 
     def phases(self, round: int) -> Sequence[str]:
-        """One exchange; under Appendix B a second one, in which the clients speak about the common samples."""
-        return ("train", "speak") if self.options.secure and self.distils(round) else ("train",)
+        """One exchange; under Appendix B a second one for the masked weights, and a third in which the clients speak about the
+        common samples."""
+        if not self.options.secure:
+            return ("train",)
+        return ("train", "share", "speak") if self.distils(round) else ("train", "share")
 
     def required(self, phase: str) -> Sequence[str]:
-        """Models and generators, or masked answers."""
-        if phase == "speak":
-            return ("answers",)
+        """Models and generators; under Appendix B a key, masked weights, masked answers."""
+        if self.options.secure:
+            return {"train": (), "share": ("shared_model", "shared_generator"), "speak": ("answers",)}[phase]
         return ("model", "generator", *(["discriminator"] if self.sends_discriminator else []))
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """Generators, discriminators and masked answers must have the shapes that are expected, and a key must be one."""
         network = self.task.network(self.task.clients[client].prototype)
-        answers = torch.empty(self.options.source.size, len(self.task.classes) + 1, dtype=torch.int64)
-        expected = {
+        answers = torch.empty(self.options.source.size, len(self.task.classes) + 1)
+        expected: dict[str, Mapping[str, Tensor]] = {
             "generator": server.parts["generator"],
             "discriminator": Discriminator(network, sharing=not self.options.no_sharing).state(),
+        }
+        hidden = {
+            "shared_model": server.models[self.task.clients[client].prototype],
+            "shared_generator": server.parts["generator"],
             "answers": {"masked": answers},
         }
+        for name, state in hidden.items():
+            expected[name] = {key: torch.empty(tensor.shape, dtype=torch.int64) for key, tensor in state.items()}
         for name, template in expected.items():
             sent = message.group(name)
             if sent and kinds(sent) != kinds(template):
                 return f"its {name} has not the shape that is expected"
-        if self.options.secure and message.group("model") and not is_key(str(message.values.get("key", ""))):
+        if self.options.secure and not message.groups() and not is_key(str(message.values.get("key", ""))):
             return "no public key"
         if self.report in (None, "discriminator") or not message.group("model"):
             return None
@@ -321,12 +375,13 @@ class DaFKD(FedDF):
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
         """Line 6: the classifier and the generator; in the second phase the samples' generator and seed, and everyone's keys."""
-        if round.phase == "speak":
-            return Message.of(
-                generator=server.parts["pool-generator"],
-                pool_seed=self.source_rng(round).initial_seed(),
-                keys=json.dumps(server.values["keys"]),
-            )
+        if round.phase in ("share", "speak"):
+            keys = json.dumps(server.values["keys"])
+            if round.phase == "share":
+                own, whole = server.values["shares"][client]
+                return Message.of(keys=keys, own_share=own, share=whole)
+            seed = self.source_rng(round).initial_seed()
+            return Message.of(generator=server.parts["pool-generator"], pool_seed=seed, keys=keys)
         message = super().instruct(server, client, round).with_parts(generator=server.parts["generator"])
         if self.shared and "discriminator" in server.parts:
             message = message.with_parts(discriminator=server.parts["discriminator"])
@@ -334,8 +389,8 @@ class DaFKD(FedDF):
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """Lines 9 to 13."""
-        if round.phase == "speak":
-            return self.hear(server, replies, round)
+        if self.options.secure:
+            return {"train": self.meet, "share": self.gather, "speak": self.hear}[round.phase](server, replies, round)
         replies = self.trusted(replies, round)  # a client that is dropped has no part in the generator either
         shares = by_examples(replies) if self.options.merge == "examples" else uniform(replies)
         parts = {"generator": weighted_sum((reply.part("generator") for reply in replies), shares)}  # Eq. 4
@@ -344,29 +399,53 @@ class DaFKD(FedDF):
         pool = parts["generator"] if self.options.pool_generator == "current" else server.parts["generator"]
         if not self.distils(round.number):
             return Server(self.merge(server, replies, round), parts, server.values)
-        if self.options.secure:
-            return self.ask(server, replies, round, parts, pool)
         drawn_from = Server(server.models, {"generator": pool}, server.values)
         return Server(self.fused(drawn_from, replies, round).models, parts, server.values)  # lines 10 to 13
 
-    def ask(self, server: Server, replies: Sequence[Reply], round: Round, parts: dict[str, State], pool: State) -> Server:
-        """Appendix B, between the phases: the students' starts, and what the clients need to speak."""
-        if len(replies) < 2:
-            raise FedstillError(f"round {round.number}: secure = true hides a client among others, and only one replied")
-        merged = self.merge(server, replies, round)
-        note_merged(self.task, merged, round)
+    def meet(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Appendix B, after the first phase: who takes part, with which key, and each one's share in the sums of Eq. 4 and 6."""
+        groups = {name: [r for r in replies if r.prototype == name] for name in {r.prototype for r in replies}}
+        lonely = sorted(name for name, group in groups.items() if len(group) < 2)
+        if lonely:
+            raise FedstillError(
+                f"round {round.number}: secure = true hides a client among others, and only one replied with {', '.join(lonely)}"
+            )
+        weigh = by_examples if self.options.merge == "examples" else uniform
+        shares = {reply.client: [0.0, share] for reply, share in zip(replies, weigh(replies), strict=True)}
+        for group in groups.values():
+            for reply, share in zip(group, weigh(group), strict=True):
+                shares[reply.client][0] = share
         keys = {reply.client: reply.message.values["key"] for reply in replies}
-        starts = self.starts(server, merged, round)
-        return Server({**merged, **starts}, {**parts, "pool-generator": pool}, {**server.values, "keys": keys})
+        return Server(server.models, server.parts, {**server.values, "keys": keys, "shares": shares})
 
-    def hear(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Appendix B: masks cancel in the sum over the clients; then Eq. 7 and 8 as ever."""
+    def gather(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Appendix B, after the second phase: the averages, of which the server knows no part, and where the students start."""
+        self.check_all_came(server, replies, round, "share its weights")
+        generator = unmasked_state([r.part("shared_generator") for r in replies], server.parts["generator"])  # Eq. 4
+        merged = dict(server.models)
+        for name in sorted({reply.prototype for reply in replies}):  # Eq. 6
+            group = [reply.part("shared_model") for reply in replies if reply.prototype == name]
+            merged[name] = with_statistics(self.task, name, unmasked_state(group, server.models[name]))
+        values = {name: value for name, value in server.values.items() if name != "shares"}
+        if not self.distils(round.number):
+            return Server(merged, {"generator": generator}, {name: value for name, value in values.items() if name != "keys"})
+        note_merged(self.task, merged, round)
+        pool = generator if self.options.pool_generator == "current" else server.parts["generator"]
+        starts = self.starts(server, merged, round)
+        return Server({**merged, **starts}, {"generator": generator, "pool-generator": pool}, values)
+
+    def check_all_came(self, server: Server, replies: Sequence[Reply], round: Round, what: str) -> None:
+        """Masks cancel only where everyone who gave a key has answered."""
         missing = server.values["keys"].keys() - {reply.client for reply in replies}
         if missing:
             raise FedstillError(
-                f"round {round.number}: {', '.join(sorted(missing))} did not speak, so the masks of the others do not cancel; "
+                f"round {round.number}: {', '.join(sorted(missing))} did not {what}, so the masks of the others do not cancel; "
                 f"the checkpoint of round {round.number - 1} can be resumed"
             )
+
+    def hear(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Appendix B, after the third phase: masks cancel in the sum over the clients; then Eq. 7 and 8 as ever."""
+        self.check_all_came(server, replies, round, "speak")
         sums = unmasked_sum(reply.part("answers")["masked"] for reply in replies).float().to(self.task.device)
         mass = sums[:, -1:]
         table = scored_table(
@@ -400,6 +479,14 @@ class DaFKD(FedDF):
 def kinds(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Names, shapes and types."""
     return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
+
+
+def forgotten(memory: Message, *names: str) -> Message:
+    """A client's memory without these groups and values."""
+    return Message(
+        {name: tensor for name, tensor in memory.tensors.items() if name.split("/")[0] not in names},
+        {name: value for name, value in memory.values.items() if name not in names},
+    )
 
 
 def class_grid(generator: Generator, rng: torch.Generator, rows: int = 8) -> Tensor:

@@ -26,6 +26,7 @@ __all__ = [
     "memory_of",
     "optimiser",
     "remind",
+    "steps_an_epoch",
 ]
 
 
@@ -147,6 +148,21 @@ def batches(
         epoch += 1
 
 
+def smallest_batch(network: nn.Module) -> int:
+    """How many samples a batch must have: two where batch statistics are needed, which one sample cannot give."""
+    return 2 if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules()) else 1
+
+
+def steps_an_epoch(samples: int, local: Local, network: nn.Module) -> int:
+    """The batches of one pass; what is too small, or to be dropped, is none.
+
+    >>> [steps_an_epoch(33, Local(batch_size=32), network) for network in (nn.Linear(1, 1), nn.BatchNorm1d(1))]
+    [2, 1]
+    """
+    full, rest = divmod(samples, local.batch_size)
+    return max(1, full + (rest >= smallest_batch(network) and not local.drop_last))
+
+
 def fit(
     network: Network,
     data: Samples,
@@ -172,7 +188,7 @@ def fit(
     optimizer = optimiser(local.optimizer, chosen, lr)
     if memory:
         remind(optimizer, network.named_parameters(), memory)
-    least = 2 if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()) else 1
+    least = smallest_batch(network)
     flip, crop = local.augment.flip, local.augment.crop
     device = next(network.parameters()).device
     data = data.to(device)
@@ -181,8 +197,7 @@ def fit(
     normalise = network.normalise
     whole = None if flip or crop else normalise(x_all)  # a client's data is small: normalise it once
     losses: list[Tensor] = []
-    full, rest = divmod(len(data), local.batch_size)
-    per_epoch = max(1, full + (rest >= least and not local.drop_last))
+    per_epoch = steps_an_epoch(len(data), local, network)
     step = 0
     epochs, steps, drop_last = local.epochs, local.steps, local.drop_last
     for index in batches(len(data), local.batch_size, rng, epochs=epochs, steps=steps, drop_last=drop_last, least=least):

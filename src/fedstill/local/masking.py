@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["PRIME", "is_key", "key_pair", "masked", "pair_mask", "unmasked_sum"]
+from fedstill.errors import FedstillError
+from fedstill.message import State
+
+__all__ = ["PRIME", "is_key", "key_pair", "masked", "pair_mask", "unmasked_state", "unmasked_sum"]
 
 PRIME = int(
     "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E088A67CC74"
@@ -30,6 +33,7 @@ PRIME = int(
 )
 GENERATOR = 2
 SCALE = 2.0**40  # fixed point: sums of a million numbers below 8 fit, each exact to 1e-12
+LARGEST = 2.0**22  # of one number
 
 
 def key_pair() -> tuple[int, int]:
@@ -66,12 +70,21 @@ def pair_mask(secret: int, public: int, context: str, shape: tuple[int, ...]) ->
 def masked(values: Tensor, me: str, secret: int, publics: Mapping[str, int], context: str) -> Tensor:
     """``values`` in fixed point plus the masks shared with everyone else in ``publics``: added by the one whose name comes first,
     subtracted by the other. Integers wrap, which is arithmetic modulo 2^64."""
-    total = (values.detach().double().cpu() * SCALE).round().to(torch.int64)
+    values = values.detach().double().cpu()
+    if not bool((values.abs() < LARGEST).all()):  # also what is no number
+        raise FedstillError("a number that is to be masked is not finite or too large")
+    total = (values * SCALE).round().to(torch.int64)
     for other, public in publics.items():
         if other != me:
             mask = pair_mask(secret, public, context, tuple(values.shape))
             total = total + mask if me < other else total - mask
     return total
+
+
+def unmasked_state(parts: Sequence[State], like: State) -> State:
+    """The sum of states that were masked tensor by tensor, in the types of ``like``; counters are rounded."""
+    sums = {name: unmasked_sum(part[name] for part in parts) for name in like}
+    return {name: (sums[name] if tensor.is_floating_point() else sums[name].round()).to(tensor) for name, tensor in like.items()}
 
 
 def unmasked_sum(parts: Iterable[Tensor]) -> Tensor:
