@@ -66,6 +66,18 @@ def test_fedgen_teaches_its_generator_and_keeps_its_optimiser(tiny):
     assert second.notes["generator_loss"] < context.notes["generator_loss"]
 
 
+def test_fedgens_clients_learn_from_the_generator_from_the_second_round_on(tiny):
+    def trained(round, **options):
+        algorithm = create(Task(tiny(rounds=3, algorithm={**FEDGEN, **options})))
+        [reply] = replies_of(algorithm, algorithm.start(), Round(round, 3, 0), ["mnist-0"], {})
+        return reply.model["head.weight"]
+
+    without = {"generative": 0.0, "latent": 0.0}
+    assert torch.equal(trained(1), trained(1, **without))
+    assert not torch.equal(trained(2), trained(2, **without))
+    assert not torch.equal(trained(2), trained(2, latent=0.0))
+
+
 def test_fedgens_term_by_hand(tiny):
     algorithm = create(Task(tiny(algorithm={**FEDGEN, "generated_batch": 2, "generative": 3.0, "latent": 5.0})))
     network = algorithm.task.network("mlp")

@@ -22,6 +22,15 @@ class Source(Part):
     shares: dict[Literal["data", "generator", "noise"], Annotated[float, Field(ge=0)]] = {"data": 0.5, "noise": 0.5}
     redraw: bool = True  # draw generated samples and noise anew each round
 
+    def under(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """As for every table; shares that are given are all of them.
+
+        >>> Source().under({"kind": "mixture", "shares": {"noise": 1.0}})["shares"]
+        {'noise': 1.0}
+        """
+        found = super().under(given)
+        return {**found, "shares": given["shares"]} if "shares" in given else found
+
 
 class Averaging(Part):
     """Stochastic weight averaging of the student: the mean of its weights every ``every`` steps, or after every epoch of the
