@@ -93,6 +93,11 @@ def forged(path: Path, tree: dict, tensors: dict | None = None) -> Path:
         ({"shape": [0, 8, 8]}, "shape"),
         ({"classes": ["a", "a", "b"]}, "named twice"),
         ({"std": 0.0}, "above zero"),
+        ({"std": -1.0}, "above zero"),
+        ({"std": float("inf")}, "finite"),
+        ({"std": [0.5, float("nan")]}, "finite"),
+        ({"mean": float("nan")}, "finite"),
+        ({"mean": [0.5, float("-inf")]}, "finite"),
         ({"surprise": 1}, "surprise"),
         ({"label_counts": [1]}, "label counts"),
         ({"program": "torchscript"}, "either"),
@@ -117,9 +122,14 @@ def test_weights_that_do_not_fit_the_architecture_are_refused(tmp_path: Path) ->
 def test_not_a_number_is_refused(tmp_path: Path) -> None:
     state = mlp().state_dict()
     next(iter(state.values()))[0] = torch.nan
-    write_bundle(tmp_path / "a.fed", about(), model=state)
     with pytest.raises(FedstillError, match="not finite"):
-        read_bundle(tmp_path / "a.fed")
+        write_bundle(tmp_path / "a.fed", about(), model=state)
+    assert not (tmp_path / "a.fed").exists()
+    tree = about().model_dump(mode="json", exclude_none=True)
+    with pytest.raises(FedstillError, match="not finite"):
+        read_bundle(forged(tmp_path / "f.fed", tree, {f"model/{name}": tensor for name, tensor in state.items()}))
+    with pytest.raises(FedstillError, match="finite numbers, not nan"):
+        pack(tmp_path / "a.fed", model="mlp", data="embedded:optdigits", epochs=1, mean=torch.nan)
 
 
 def test_a_safetensors_file_that_is_no_bundle(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 import fedstill
@@ -174,8 +175,22 @@ def test_mistakes_in_packing(cli, tmp_path: Path, site: Path, weights: Path) -> 
     (tmp_path / "flat").mkdir()
     write_folder(tmp_path / "flat", blobs(range(3), 3, 1).unlabelled(), None)
     write_folder(tmp_path / "more", blobs(range(4), 40, 1), ["row0", "row1", "row2", "row3"])
+    write_folder(tmp_path / "alone", blobs(range(1), 2, 1), ["row0"])
+    (tmp_path / "words.pt").write_text("these are not weights\n")
+    (tmp_path / "words.safetensors").write_text("these are not weights\n")
+    spoilt = {name: tensor * torch.nan for name, tensor in torch.load(weights).items()}
+    safetensors.torch.save_file(spoilt, tmp_path / "nan.safetensors")
     model = ("--model", "mlp", "--weights", weights)
     mistakes = [
+        ((*model, "--data", "alone"), "one class only, 'row0': nothing to tell apart"),
+        ((*model, "--data", "alone#test", "--classes", "row0,row1,row2"), "has no test images"),
+        (("--model", "mlp", "--weights", "words.pt", "--data", site), "not a readable file of tensors"),
+        (("--model", "mlp", "--weights", "words.safetensors", "--data", site), "not a readable file of tensors"),
+        (("--model", "mlp", "--weights", "nan.safetensors", "--data", site), "not finite"),
+        (("--model", "mlp", "--data", site, "--epochs", 1, "--lr", "-1"), "--lr takes a number above zero, not -1"),
+        (("--model", "mlp", "--data", site, "--epochs", 1, "--lr", "nan"), "--lr takes a number above zero"),
+        ((*model, "--data", site, "--mean", "nan"), "--mean takes finite numbers"),
+        ((*model, "--data", site, "--std", "inf"), "--std takes finite numbers"),
         (("--data", site), "give one of --model"),
         (("--model", "mpl", "--weights", weights, "--data", site), "did you mean 'mlp'"),
         (("--model", "mlp", "--data", site), "needs its trained --weights"),
@@ -230,6 +245,7 @@ def test_mistakes_in_fusing(cli, tmp_path: Path, site: Path) -> None:
         (("a.fed", *pool, "--validation", "strange"), "classes that no teacher knows: wolf"),
         (("a.fed", *pool, "--set", "temprature=2"), "did you mean 'temperature'"),
         (("a.fed", *pool, "--start", "average"), "two teachers of its architecture"),
+        (("a.fed", *pool, "--set", "optimizer.lr=1e30"), "distillation diverged"),
     ]
     for words, says in mistakes:
         status, _, err = cli("fuse", *words, "--steps", 2, "--out", "out")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,10 +29,37 @@ from fedstill.models import build, names
 from fedstill.models.network import Network
 from fedstill.options import Part
 
-__all__ = ["FORMAT", "About", "Architecture", "Bundle", "Subspace", "build_network", "digest", "read_bundle", "write_bundle"]
+__all__ = [
+    "FORMAT",
+    "About",
+    "Architecture",
+    "Bundle",
+    "Subspace",
+    "build_network",
+    "digest",
+    "read_bundle",
+    "scale_fault",
+    "write_bundle",
+]
 
 FORMAT = 1
 Scale = float | list[float]
+
+
+def scale_fault(mean: float | Sequence[float], std: float | Sequence[float]) -> str | None:
+    """Why images cannot be normalised by these numbers, or None.
+
+    >>> scale_fault(0.5, [0.2, 0.0])
+    'standard deviations (std) are finite and above zero, not 0.0'
+    """
+    means, stds = ([value] if isinstance(value, int | float) else list(value) for value in (mean, std))
+    for value in means:
+        if not math.isfinite(value):
+            return f"means (mean) are finite numbers, not {value}"
+    for value in stds:
+        if not (math.isfinite(value) and value > 0):
+            return f"standard deviations (std) are finite and above zero, not {value}"
+    return None
 
 
 class Architecture(Part):
@@ -82,9 +110,9 @@ class About(Part):
             raise ValueError("a class is named twice")
         if self.label_counts is not None and len(self.label_counts) != len(self.classes):
             raise ValueError("label counts and classes differ in number")
-        scales = [*(self.std if isinstance(self.std, list) else [self.std])]
-        if any(not value > 0 for value in scales):
-            raise ValueError("standard deviations are above zero")
+        wrong = scale_fault(self.mean, self.std)
+        if wrong is not None:
+            raise ValueError(wrong)
         return self
 
     @property
@@ -176,6 +204,7 @@ def build_network(about: About, state: Mapping[str, Tensor], whose: str) -> Netw
 def write_bundle(path: Path, about: About, **parts: Mapping[str, Tensor]) -> Bundle:
     """Write a bundle, whole or not at all; ``parts`` are groups of tensors: model or program, projection, discriminator."""
     message = Message.of(**{name: clone(part) for name, part in parts.items() if part})
+    _check_finite(path, message.tensors)
     said = json.dumps(about.model_dump(mode="json", exclude_none=True), sort_keys=True)
     mark = digest(message.tensors, said)
     data = message.with_parts(bundle=said, digest=mark).to_bytes()
@@ -206,10 +235,14 @@ def read_bundle(path: str | Path) -> Bundle:
     groups = tuple(message.groups())
     if ("program" if about.program else "model") not in groups:
         raise FedstillError(f"{path}: the bundle says more than it holds: there is no model in it")
-    for name, tensor in message.tensors.items():
+    _check_finite(path, message.tensors)
+    return Bundle(path, about, mark, groups)
+
+
+def _check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise FedstillError(f"{path}: '{name}' has values that are not finite")
-    return Bundle(path, about, mark, groups)
 
 
 def _about(path: Path, said: str) -> About:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from fedstill.algorithm import Reply
-from fedstill.bundles.bundle import About, Architecture, Bundle, read_bundle
+from fedstill.bundles.bundle import About, Architecture, Bundle, read_bundle, scale_fault
 from fedstill.bundles.images import Images, load_images, relabelled
 from fedstill.bundles.programs import Plain
 from fedstill.bundles.reference import load_reference, reference_id
@@ -37,6 +40,8 @@ __all__ = ["DISTILLATION", "Figure", "Fused", "fuse"]
 
 # A student from scratch needs its statistics; one that starts from a trained model keeps them (chosen in `fuse`).
 DISTILLATION: Mapping[str, Any] = {"steps": 2000, "patience": 500, "check_every": 50}
+log = logging.getLogger("fedstill")
+
 PROBE = 1024  # pool samples on which possible starts are compared
 
 Inputs = Tensor | Samples | Dataset | DataLoader | str | Path | Sequence[str | Path]
@@ -148,6 +153,9 @@ def fuse(
     ({'teacher 1': 0.5, 'teacher 2': 0.5}, True)
     """
     torch_device = _usable(device)
+    wrong = scale_fault(0.5 if mean is None else mean, 0.5 if std is None else std)
+    if wrong is not None:
+        raise FedstillError(wrong)
     options = _options(distillation)
     opened = _opened(teachers, trust_code)
     if not opened:
@@ -157,6 +165,7 @@ def fuse(
     shape = tuple(pool.x.shape[1:])
     members = _members(opened, shape, classes, mean, std, trust_code, torch_device)
     union = _union(members)
+    _warn_of_strangers(members)
     _check_scales(pool, members)
     network, about = _student(student, members, union, shape, norm, dict(student_options or {}), mean, std, seed)
     network.to(torch_device)
@@ -165,6 +174,7 @@ def fuse(
     scheme = _weighting(weighting, dict(weighting_options or {}), board, members, reference, torch_device, seed)
     speak = {"space": ensemble, "temperature": options.temperature, "direction": options.direction}
     table = ensemble_table(board, pool, scheme, progress=lambda k, of: progress("teachers", k, of), **speak)  # type: ignore[arg-type]
+    _check_table(table, members, pool)
     averages = _averages(members)
     figures, weights_by_set = _figures_before(board, averages, members, union, tests, scheme, speak, torch_device)
     begun, trained = _start(start, network, about, members, averages, union, pool, table)
@@ -180,6 +190,7 @@ def fuse(
         validation=_together(tests),
         progress=lambda step, of: progress("student", step, of),
     )
+    _check_student(network, done, pool)
     figures += _figure("student", "student", network, tests)
     network.eval()
     return Fused(
@@ -365,6 +376,38 @@ def _as_network(module: nn.Module, shape: tuple[int, ...], whose: str) -> Networ
 def _union(members: Sequence[_Member]) -> tuple[str, ...]:
     """Every class that some teacher knows, in order of first appearance."""
     return tuple(dict.fromkeys(name for member in members for name in member.classes or ()))
+
+
+def _warn_of_strangers(members: Sequence[_Member]) -> None:
+    """Say which teachers share no class with any other: more often names that are spelled differently than different classes."""
+    known = Counter(name for member in members for name in member.classes or ())
+    alone = [member for member in members if all(known[name] == 1 for name in member.classes or ())]
+    if alone and len(members) > 1:
+        named = "; ".join(f"{m.name} ({', '.join((m.classes or ())[:5])}{', ...' * (len(m.classes or ()) > 5)})" for m in alone)
+        log.warning("warning: teachers that share no class with any other: %s; are the classes named alike?", named)
+
+
+def _check_table(table: Table, members: Sequence[_Member], pool: Samples) -> None:
+    if bool(torch.isfinite(table.targets).all()) and bool(torch.isfinite(table.weights).all()):
+        return
+    for member in members:
+        if not bool(torch.isfinite(predict_logits(member.load(), pool)).all()):
+            raise FedstillError(f"{member.name} says things of the pool that are not finite numbers: leave this teacher out")
+    raise FedstillError("the teachers' targets are not finite numbers: the weighting has broken down")
+
+
+def _check_student(network: Network, done: Distilled, pool: Samples) -> None:
+    """A student that diverged is never handed over, nor written over a good one."""
+    lost = done.steps > 0 and not math.isfinite(done.last_loss)
+    # a buffer may hold infinities of its own, such as a mask's
+    broken = any(not bool(torch.isfinite(p).all()) for p in network.parameters()) or any(
+        bool(torch.isnan(b).any()) for b in network.buffers()
+    )
+    # the loss is that before the last step, which may have been one too many
+    if lost or broken or not bool(torch.isfinite(predict_logits(network, pool.take(slice(PROBE)))).all()):
+        raise FedstillError(
+            f"distillation diverged (loss {done.last_loss}) after {done.steps} steps; lower its rate, optimizer.lr"
+        )
 
 
 def _check_scales(pool: Samples, members: Sequence[_Member]) -> None:

@@ -44,6 +44,8 @@ def load_images(
     if domain.train.x.dtype != torch.uint8:
         raise FedstillError(f"'{place}' holds text; packing and fusing by files is for images")
     parts = [domain.train, domain.test] if not part else [domain.train if part == "train" else domain.test]
+    if all(len(samples) == 0 for samples in parts):
+        raise FedstillError(f"'{source}' has no {part} images: there are too few to hold a fifth out")
     labelled = all(samples.y is not None for samples in parts)
     y = torch.cat([samples.y for samples in parts if samples.y is not None]) if labelled else None
     samples = Samples(torch.cat([samples.x for samples in parts]), y)

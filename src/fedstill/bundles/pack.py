@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedstill.bundles.bundle import About, Architecture, Bundle, Subspace, write_bundle
+from fedstill.bundles.bundle import About, Architecture, Bundle, Subspace, scale_fault, write_bundle
 from fedstill.bundles.folder import FusedFolder, read_fused
 from fedstill.bundles.images import Images, load_images, relabelled
 from fedstill.bundles.programs import Program, open_program, program_kind
@@ -94,6 +95,8 @@ def pack(
     given = [text for text, value in (("--model", model), ("--program", program), ("--from", base)) if value is not None]
     if len(given) != 1:
         raise FedstillError(f"give one of --model, --program and --from{', not ' + ' and '.join(given) if given else ''}")
+    if not (math.isfinite(lr) and lr > 0):
+        raise FedstillError(f"--lr takes a number above zero, not {lr}")
     fused = read_fused(base) if base is not None else None
     if fused is not None:
         image_size, channels = fused.about.shape[1], fused.about.shape[0]
@@ -137,6 +140,10 @@ def _about(
     known = list(classes) or list(images.classes if images is not None else ())
     if not known:
         raise FedstillError("the classes are not known: give --classes a,b,c, or --data with one folder a class")
+    if len(known) == 1:
+        raise FedstillError(
+            f"there is one class only, '{known[0]}': nothing to tell apart; name all classes with --classes a,b,c"
+        )
     if images is not None:
         shape = list(images.samples.x.shape[1:])
     elif image_size is not None:
@@ -146,6 +153,9 @@ def _about(
     twice = next((c for c in known if known.count(c) > 1), None)
     if twice is not None:
         raise FedstillError(f"the class '{twice}' is named twice")
+    wrong = scale_fault(mean, std)
+    if wrong is not None:
+        raise FedstillError(wrong)
     for text, value in (("mean", mean), ("std", std)):
         if not isinstance(value, float | int) and len(value) not in (1, shape[0]):
             raise FedstillError(f"--{text} has {len(value)} numbers, and the images have {shape[0]} channels")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -100,6 +101,8 @@ def numbers(option: str, text: str) -> float | list[float]:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         raise FedstillError(f"{option} takes a number, or one a channel separated by commas, not '{text}'") from None
+    if not all(math.isfinite(value) for value in found):
+        raise FedstillError(f"{option} takes finite numbers, not '{text}'")
     if option == "--std" and any(not value > 0 for value in found):
         raise FedstillError(f"--std takes numbers above zero, not '{text}'")
     return found[0] if len(found) == 1 else found

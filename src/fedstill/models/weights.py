@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 import warnings
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from fedstill.errors import FedstillError
 from .network import Network
 
 __all__ = ["load_weights"]
+
+# what the readers raise of files that are something else: text, pictures, archives
+UNREADABLE = (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, OSError, LookupError, TypeError, ValueError)
 
 
 def load_weights(network: Network, path: str | Path, *, whole: bool = False) -> None:
@@ -37,6 +41,8 @@ def load_weights(network: Network, path: str | Path, *, whole: bool = False) -> 
         if own[key].shape != value.shape:
             sizes = f"{tuple(value.shape)} in the file and {tuple(own[key].shape)} in the network"
             raise FedstillError(f"weights '{file}': '{key}' is {sizes}")
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise FedstillError(f"weights '{file}': '{key}' has values that are not finite")
     for key in own:
         # Files written before PyTorch 0.4.1 have no batch counters.
         spare = not whole and key.startswith(("head.", "neck."))
@@ -54,7 +60,7 @@ def _read(file: Path) -> dict[str, Tensor]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other pickle protocols: what matters is in the error
             state = torch.load(file, map_location="cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
+    except (*UNREADABLE, AttributeError, struct.error) as error:
         hint = "; a pickle that could run code is never loaded: save model.state_dict() alone"
         pickled = isinstance(error, pickle.UnpicklingError)
         raise FedstillError(f"weights '{file}': not a readable file of tensors{hint if pickled else ''}") from error

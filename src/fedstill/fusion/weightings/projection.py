@@ -81,7 +81,12 @@ class _Projected(Ready):
         """``r`` (n, clients); clients of one prototype share one pass of the backbone."""
         if self.reference is not None:
             z = apply(self.reference.features, self.reference, samples)
-            return proximity(z, [reply.part("projection") for reply in self.replies])
+            sent = [reply.part("projection") for reply in self.replies]
+            for reply, matrix in zip(self.replies, sent, strict=True):
+                wrong = fault(matrix, z.shape[1])
+                if wrong is not None:
+                    raise FedstillError(f"{reply.client}: the projection does not fit the reference's features: {wrong}")
+            return proximity(z, sent)
         if self.task is None or self.server is None:
             raise FedstillError("projection weights need the model that the clients extracted their features with")
         backbones = [r.prototype if r.prototype in self.server.models else self.task.student for r in self.replies]
