@@ -129,6 +129,14 @@ class Task:
         by_source = {source: name for name, source in self._names.items()}
         return [by_source[source] for source in self.config.data.domains if source != self.config.data.target]
 
+    @property
+    def _first(self) -> Domain:
+        """The first client domain, whose classes and shape are those of all."""
+        domains = self.domains
+        if not self.client_domains:
+            raise FedstillError(f"data.target '{self.config.data.target}' is the only domain: none is left for the clients")
+        return domains[self.client_domains[0]]
+
     @cached_property
     def server_domains(self) -> list[str]:
         """The domains that the pool is drawn from."""
@@ -147,12 +155,12 @@ class Task:
     @cached_property
     def classes(self) -> tuple[str, ...]:
         """The class names."""
-        return self.domains[self.client_domains[0]].classes
+        return self._first.classes
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """One input's shape: (channels, height, width), or (length,) for text."""
-        return tuple(self.domains[self.client_domains[0]].train.x.shape[1:])
+        return tuple(self._first.train.x.shape[1:])
 
     @cached_property
     def _kept(self) -> dict[str, dict[str, np.ndarray]]:
@@ -258,6 +266,9 @@ class Task:
         if not self.config.data.validation:
             return None
         parts = [self.domains[n].train.take(torch.from_numpy(self._kept[n]["validation"])) for n in self.client_domains]
+        if not any(len(part) for part in parts):
+            share = self.config.data.validation
+            raise FedstillError(f"the validation set is empty: data.validation = {share} of so few samples is less than one")
         return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts if p.y is not None]))
 
     @property

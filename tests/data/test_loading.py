@@ -268,3 +268,80 @@ def test_the_same_domain_twice_needs_two_names(cache):
     with pytest.raises(FedstillError, match="named twice"):
         load_domains(["embedded:optdigits", "embedded:optdigits"], cache=cache)
     assert len(load_domains({"a": "embedded:optdigits", "b": "embedded:optdigits"}, cache=cache)) == 2
+
+
+# -- the layouts of folders --------------------------------------------------------------------------------------------------
+
+
+def folder_of(place: Path, **counts: int) -> Path:
+    """Pictures in folders: ``a__b=3`` are three in a/b, ``here=2`` two in the folder itself."""
+    for name, count in counts.items():
+        folder = place if name == "here" else place / name.replace("__", "/").replace("dot_", ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        for i in range(count):
+            picture(i % 3).save(folder / f"{i}.png")
+    return place
+
+
+@pytest.mark.parametrize(("train", "test"), [("Train", "TEST"), ("TRAINING", "Val"), ("train", "Validation")])
+def test_splits_are_known_whatever_their_case(tmp_path, cache, train, test):
+    counts = {f"{train}__cat": 4, f"{train}__dog": 3, f"{test}__cat": 2, f"{test}__dog": 1}
+    domain = load_domain(str(folder_of(tmp_path / "pets", **counts)), cache=cache)
+    assert domain.classes == ("cat", "dog")
+    assert (domain.train.counts(2).tolist(), domain.test.counts(2).tolist()) == ([4, 3], [2, 1])
+
+
+def test_a_class_of_trains_is_no_training_set(tmp_path, cache):
+    domain = load_domain(str(folder_of(tmp_path / "traffic", bus=5, car=5, Train=5)), cache=cache)
+    assert domain.classes == ("Train", "bus", "car")
+
+
+def test_hidden_folders_are_no_classes(tmp_path, cache):
+    counts = {"cat": 5, "dog": 5, "dot_thumbnails": 5, "cat__dot_checkpoints": 2}
+    domain = load_domain(str(folder_of(tmp_path / "pets", **counts)), cache=cache)
+    assert domain.classes == ("cat", "dog")
+    assert len(domain.train) + len(domain.test) == 10
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        ({"cat": 3, "dog": 3, "here": 1}, "pets' 1 image lies beside the class folders"),
+        ({"train__cat": 3, "train__dog": 3, "train": 2}, "train' 2 images lie beside the class folders"),
+        ({"train__cat": 3, "train__dog": 3, "test": 2}, "test' 2 images lie beside the class folders"),
+    ],
+)
+def test_loose_images_beside_class_folders_are_refused(tmp_path, cache, counts, says):
+    with pytest.raises(FedstillError, match=says) as caught:
+        load_domain(str(folder_of(tmp_path / "pets", **counts)), cache=cache)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_class_is_nothing_to_tell_apart(tmp_path, cache):
+    cats, dogs = str(folder_of(tmp_path / "a", cat=5)), str(folder_of(tmp_path / "b", dog=5))
+    with pytest.raises(FedstillError, match="one class only, 'cat', in .*: nothing to tell apart"):
+        load_domains([cats], cache=cache)
+    assert load_domains([cats, dogs], classes="union", cache=cache)[cats].classes == ("cat", "dog")
+    assert len(load_domains([cats], unlabelled=[cats], cache=cache)) == 1  # as a pool its classes do not matter
+
+
+def test_too_few_images_for_a_test_set_are_refused(tmp_path, cache):
+    few = str(folder_of(tmp_path / "few", cat=1, dog=1))
+    with pytest.raises(FedstillError, match="has no test samples: 2 are too few"):
+        load_domains([few], cache=cache)
+    assert len(load_domains([few], unlabelled=[few], cache=cache)[few].train) == 2
+
+
+def test_a_pool_without_labels_loses_nothing_to_a_test_set(tmp_path, cache):
+    flat, own = str(folder_of(tmp_path / "flat", here=10)), str(folder_of(tmp_path / "own", train=6, test=4))
+    for _ in range(2):  # decoded, then from the cache
+        pools = load_domains([flat, own], unlabelled=[flat, own], cache=cache)
+        assert [len(pool.train) for pool in pools.values()] == [10, 6]
+        assert sorted(pools[flat].train.x[:, 0, 0, 0].tolist()) == sorted(80 * (i % 3) for i in range(10))
+    assert len(load_domains([flat], unlabelled=[flat], limit=4, cache=cache)[flat].train) == 4
+    assert len(load_domains([flat], cache=cache)[flat].train) == 8
+
+
+def test_the_pools_of_labelled_sources_stay_as_they_are(cache):
+    pools = load_domains(["embedded:optdigits"], unlabelled=["embedded:optdigits"], cache=cache)
+    assert len(pools["embedded:optdigits"].train) == 1438

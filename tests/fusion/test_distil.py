@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedstill.data.samples import Samples
+from fedstill.errors import FedstillError
 from fedstill.fusion.distil import distil
 from fedstill.fusion.divergence import divergence
 from fedstill.fusion.ensemble import Table, ensemble_table
@@ -102,6 +103,17 @@ def test_a_lone_last_sample_does_not_cost_a_step():
         student = Linear(4, 3, batch_norm=True)
         options = Distillation(steps=5, batch_size=8, student_norm=norm)
         assert distil(student, samples, table_of(Linear(4, 3, 1), samples), options, rng=rng()).steps == steps
+
+
+@pytest.mark.parametrize("norm", ["train", "recalibrate"])
+def test_a_pool_of_one_sample_has_no_batch_statistics(norm):
+    samples, options = pool(1), Distillation(steps=2, student_norm=norm)
+    table = table_of(Linear(4, 3, 1), samples)
+    with pytest.raises(FedstillError, match="one sample has no batch statistics"):
+        distil(Linear(4, 3, batch_norm=True), samples, table, options, rng=rng())
+    assert distil(Linear(4, 3), samples, table, options, rng=rng()).steps == 2
+    frozen = options.model_copy(update={"student_norm": "frozen"})
+    assert distil(Linear(4, 3, batch_norm=True), samples, table, frozen, rng=rng()).steps == 2
 
 
 def test_clipping_bounds_the_step():

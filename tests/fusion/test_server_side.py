@@ -15,7 +15,7 @@ from fedstill.fusion.merge import merge_models, uniform
 from fedstill.fusion.norm import buffer_names, recalibrate
 from fedstill.fusion.options import Source
 from fedstill.fusion.source import draw, fresh_inputs
-from fedstill.fusion.worst import DropWorst, drop_worst, kept
+from fedstill.fusion.worst import DropWorst, check_worst, drop_worst, kept
 from fedstill.message import Message, clone
 from fedstill.models import build_generator
 from fedstill.run.loop import run
@@ -156,7 +156,7 @@ def test_drop_worst_names_who_was_left_out(tiny):
     both = drop_worst(task, [reply_of(task, c, dead) for c in task.clients], DropWorst(), Round(1, 2, 0))
     assert len(both) == 2  # if all would go, all stay
     with pytest.raises(FedstillError, match=r"data\.validation"):
-        drop_worst(Task(tiny()), [], DropWorst(), round)
+        check_worst(Task(tiny()), DropWorst())
 
 
 # -- merging --------------------------------------------------------------------------------------------------------------

@@ -84,7 +84,8 @@ def load_domains(
     channels if any domain has colour, unless told otherwise. Labels are aligned by the classes' names; domains whose
     names differ are refused, or with ``classes="union"`` all get the union; with ``"position"`` class i of every domain is
     class i of the first whatever its name, which makes an unrelated data set a useless source on purpose. The domains
-    named in ``unlabelled`` are used for their inputs alone, so their classes need not agree.
+    named in ``unlabelled`` are used for their inputs alone, so their classes need not agree, and where they have no labels and no
+    test set of their own none is held out. Every other domain needs a test set.
 
     >>> import tempfile
     >>> pair = load_domains(["embedded:mnist", "embedded:blended"], cache=tempfile.mkdtemp())
@@ -110,6 +111,11 @@ def load_domains(
         channels = channels or max(look["shape"][0] for look in looks.values())
     options = text or TextOptions()
     domains = {name: _load(source, folder, size, channels, options, name) for name, source in found.items()}
+    for name, domain in domains.items():
+        if name in unlabelled and domain.whole is not None:
+            domains[name] = Domain(name, domain.whole, domain.test, ())
+        elif name not in unlabelled and len(domain.test) == 0:
+            raise FedstillError(f"domain '{name}' has no test samples: {len(domain.train)} are too few to hold a fifth out")
     cut = {name: _limited(domain, limit, test_limit, seed) for name, domain in domains.items()}
     # a domain used without labels keeps its own, so that a pool can still be cut by class
     return {**cut, **_align({name: domain for name, domain in cut.items() if name not in unlabelled}, classes)}
@@ -166,6 +172,9 @@ def _load(
             lambda: _decode(source, lambda split: tokenize(list(split.rows()), text)),
             source.name,
         )
+    if "whole.x" in tensors:
+        whole, kept = Samples(tensors["whole.x"]), facts["kept"]
+        return Domain(name, whole.take(slice(kept)), whole.take(slice(kept, None)), (), whole)
     train = Samples(tensors["train.x"], tensors.get("train.y"))
     test = Samples(tensors["test.x"], tensors.get("test.y"))
     return Domain(name, train, test, tuple(facts["classes"]))
@@ -183,6 +192,8 @@ def _decode(source: Source, read: Callable[[RawSplit], Tensor]) -> tuple[dict[st
         strata = np.zeros(len(x), dtype=np.int64) if labels is None else labels
         held = stratified(strata, round(TEST_SHARE * len(x)), np.random.default_rng(0))
         kept = np.setdiff1d(np.arange(len(x)), held, assume_unique=True)
+        if labels is None:  # one tensor, so that all of it can be had without a copy
+            return {"whole.x": x[torch.from_numpy(np.concatenate([kept, held]))]}, {"classes": [], "kept": len(kept)}
         for part, index in (("train", kept), ("test", held)):
             parts[part] = (x[torch.from_numpy(index)], None if labels is None else labels[index])
     tensors = {f"{part}.x": x for part, (x, _) in parts.items()}
@@ -208,6 +219,8 @@ def _align(domains: dict[str, Domain], classes: Classes) -> dict[str, Domain]:
     if not labelled:
         return domains
     target = common_classes({name: domain.classes for name, domain in labelled.items()}, classes)
+    if len(target) == 1:
+        raise FedstillError(f"there is one class only, '{target[0]}', in {', '.join(labelled)}: nothing to tell apart")
     return {name: aligned(domain, target, classes) if domain.classes else domain for name, domain in domains.items()}
 
 

@@ -61,12 +61,16 @@ class Samples:
 
 @dataclass(frozen=True)
 class Domain:
-    """One data set with its own look: training samples, test samples and the names of its classes."""
+    """One data set with its own look: training samples, test samples and the names of its classes.
+
+    ``whole`` are both together, where nothing is labelled and the test samples were held out of the others.
+    """
 
     name: str
     train: Samples
     test: Samples
     classes: tuple[str, ...]
+    whole: Samples | None = None
 
 
 def normalise(x: Tensor, mean: float | Sequence[float] = 0.5, std: float | Sequence[float] = 0.5) -> Tensor:

@@ -96,7 +96,7 @@ def find_source(source: str, root: str | Path | None, scratch: Path) -> Source:
 def _local(source: str, place: Path, scratch: Path) -> Source:
     files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
     stats = [(str(path.relative_to(place)), path.stat()) for path in files]
-    key = {"path": str(place), "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]}
+    key: dict[str, Any] = {"path": str(place), "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]}
     if place.is_file():
         if place.suffix.lower() not in _TABLES:
             raise FedstillError(f"cannot read '{source}': a data file is one of {', '.join(sorted(_TABLES))}")
@@ -104,6 +104,7 @@ def _local(source: str, place: Path, scratch: Path) -> Source:
     if any(path.suffix.lower() in _TABLES for path in files):
         return Source(source, key, lambda: _open_table(source, place, scratch))
     if any(path.suffix.lower() in _IMAGES for path in files):
+        key["layout"] = 2  # raised whenever the same folder would be read differently
         return Source(source, key, lambda: _open_image_folder(place, files))
     raise FedstillError(f"no data at '{source}': the folder holds neither tables nor images")
 
@@ -115,31 +116,48 @@ def _open_embedded(name: str) -> Raw:
 
 # Image folders are read here, not by `datasets`: its guesses at splits take a class called "test tube" for a test set.
 def _open_image_folder(place: Path, files: list[Path]) -> Raw:
-    images = [path for path in files if path.suffix.lower() in _IMAGES]
-    top = {path.relative_to(place).parts[0] for path in images if len(path.relative_to(place).parts) > 1}
-    train_name = next((name for name in _TRAIN_NAMES if name in top), None)
+    images = [path for path in files if path.suffix.lower() in _IMAGES and not _hidden(path.relative_to(place))]
+    top = _folders(place, images)
+    splits = {name.lower(): name for name in top}
+    train_name = next((splits[name] for name in _TRAIN_NAMES if name in splits), None)
+    # images of trains beside those of buses are a class, not a training set
+    others = splits.keys() - {*_TRAIN_NAMES, *_TEST_NAMES}
+    if train_name is not None and others and not _folders(place / train_name, images):
+        train_name = None
     if train_name is None:
-        classes = tuple(sorted(top))
+        classes = tuple(top)
         return Raw("image", classes, _folder_split(place, images, classes), None)
     train_place = place / train_name
     train = [path for path in images if train_place in path.parents]
-    classes = tuple(sorted({path.relative_to(train_place).parts[0] for path in train if path.parent != train_place}))
-    test_name = next((name for name in _TEST_NAMES if name in top), None)
+    classes = tuple(_folders(train_place, train))
+    test_name = next((splits[name] for name in _TEST_NAMES if name in splits), None)
     if test_name is None:
         return Raw("image", classes, _folder_split(train_place, train, classes), None)
     test_place = place / test_name
     test = [path for path in images if test_place in path.parents]
-    extra = {path.relative_to(test_place).parts[0] for path in test if path.parent != test_place} - set(classes)
+    extra = set(_folders(test_place, test)) - set(classes)
     if extra:
         raise FedstillError(f"'{test_place}' has a class that the training images lack: {', '.join(sorted(extra))}")
     return Raw("image", classes, _folder_split(train_place, train, classes), _folder_split(test_place, test, classes))
 
 
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _folders(place: Path, files: list[Path]) -> list[str]:
+    """The names of the folders in ``place`` that hold some of the files."""
+    return sorted({path.relative_to(place).parts[0] for path in files if place in path.parents and path.parent != place})
+
+
 def _folder_split(place: Path, files: list[Path], classes: tuple[str, ...]) -> RawSplit:
     if not classes:
         return RawSplit(len(files), lambda: (Image.open(path) for path in files), None)
+    loose = [path.name for path in files if path.parent == place]
+    if loose:
+        count = "1 image lies" if len(loose) == 1 else f"{len(loose)} images lie"
+        raise FedstillError(f"in '{place}' {count} beside the class folders ({loose[0]}): put each into the folder of its class")
     number = {name: label for label, name in enumerate(classes)}
-    files = [path for path in files if path.relative_to(place).parts[0] in number]
     labels = np.array([number[path.relative_to(place).parts[0]] for path in files], dtype=np.int64)
     return RawSplit(len(files), lambda: (Image.open(path) for path in files), labels)
 

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from fedstill.data.augment import augment
 from fedstill.data.samples import Samples
+from fedstill.errors import FedstillError
 from fedstill.fusion.divergence import divergence, sharpened
 from fedstill.fusion.ensemble import Table
 from fedstill.fusion.merge import weighted_sum
-from fedstill.fusion.norm import freeze_statistics, recalibrate
+from fedstill.fusion.norm import BatchNorm, freeze_statistics, recalibrate
 from fedstill.fusion.options import Distillation
 from fedstill.fusion.predict import accuracy
 from fedstill.local.fit import batches, optimiser
@@ -69,6 +70,11 @@ def distil(
     if optimizer is None:
         optimizer = optimiser(options.optimizer, parameters)
     size = min(options.batch_size, len(samples))
+    if len(samples) == 1 and options.student_norm != "frozen" and any(isinstance(m, BatchNorm) for m in student.modules()):
+        raise FedstillError(
+            f"one sample has no batch statistics: a student with BatchNorm and student_norm = '{options.student_norm}' "
+            "needs two at least, or student_norm = 'frozen'"
+        )
     lone = len(samples) % size == 1 and size > 1 and options.student_norm != "frozen"  # one sample has no batch statistics
     epoch = len(samples) // size if lone else -(-len(samples) // size)
     steps = options.epochs * epoch if options.epochs else options.steps
