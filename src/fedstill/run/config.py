@@ -43,9 +43,8 @@ class TextPart(Part):
 class Data(Part):
     """Domains in, tensors out."""
 
-    domains: list[
-        str
-    ]  # embedded:NAME, names under data.root or on the Hub, folders, files; [] where a federation's nodes bring their own data
+    # embedded:NAME, names under data.root or on the Hub, folders, files; [] where nodes bring their own
+    domains: list[str]
     root: str | None = None  # looked up here first
     server: str | list[str] | None = None  # images of these, without labels, are the distillation pool
     target: str | None = None  # unlabelled target domain: the pool, and the only domain tested
