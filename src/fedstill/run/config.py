@@ -43,8 +43,7 @@ class TextPart(Part):
 class Data(Part):
     """Domains in, tensors out."""
 
-    # embedded:NAME, names under data.root or on the Hub, folders, files; [] where nodes bring their own
-    domains: list[str]
+    domains: list[str]  # embedded:NAME, Hub names, folders or files (docs/data.md); [] where a federation's nodes bring theirs
     root: str | None = None  # looked up here first
     server: str | list[str] | None = None  # images of these, without labels, are the distillation pool
     target: str | None = None  # unlabelled target domain: the pool, and the only domain tested
