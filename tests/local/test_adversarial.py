@@ -98,6 +98,44 @@ def test_eq9_is_the_sum_of_both_losses():
     assert joint.item() == pytest.approx(expected.item(), abs=1e-6)
 
 
+@pytest.mark.parametrize("norm", ["sample", "pixel"])
+def test_the_term_has_its_weight_and_its_penalty(norm):
+    network, _, discriminator, game, batch = parts(weight=2.0, gradient_penalty=0.3, penalty_norm=norm)
+    state = batch.rng.get_state()
+    got = game.term(batch)
+    batch.rng.set_state(state)
+    with torch.no_grad():
+        made, _ = game.generator.sample(6, batch.rng)
+        fake = discriminator.head(network.features(made)).squeeze(1)
+    penalty = gradient_penalty(lambda x: game.judged(x, network), batch.x, made, batch.rng, norm)
+    expected = 2.0 * adversarial_loss(discriminator.head(batch.features).squeeze(1), fake) + 0.3 * penalty
+    assert got.item() == pytest.approx(expected.item(), abs=1e-5)
+    assert 0.3 * penalty.item() > 1e-3
+
+
+def test_the_generator_descends_the_loss_that_was_asked_for():
+    def moved(kind):
+        _, generator, _, game, batch = parts(generator_loss=kind, generator_optimizer=Optimizer(name="sgd", lr=1.0))
+        before = [p.detach().clone() for p in generator.parameters()]
+        state = batch.rng.get_state()
+        game.turn(batch)
+        after = [p.detach().clone() for p in generator.parameters()]
+        with torch.no_grad():
+            for parameter, old in zip(generator.parameters(), before, strict=True):
+                parameter.copy_(old)
+        batch.rng.set_state(state)
+        loss = generator_loss(game.judged(generator.sample(6, batch.rng)[0], batch.network), kind)
+        slopes = torch.autograd.grad(loss, list(generator.parameters()))
+        return [(new - old, -slope) for new, old, slope in zip(after, before, slopes, strict=True)]
+
+    found = {kind: moved(kind) for kind in ("saturating", "non-saturating")}
+    for steps in found.values():
+        for step, wanted in steps:
+            assert torch.allclose(step, wanted, atol=1e-5)
+    pairs = zip(*found.values(), strict=True)
+    assert any(not torch.allclose(one[0], other[0], rtol=0.05, atol=1e-7) for one, other in pairs)
+
+
 def test_the_generators_turn_fools_the_discriminator_and_touches_nothing_else():
     network, generator, discriminator, game, batch = parts(generator_optimizer=Optimizer(name="sgd", lr=0.05))
     before = clone(network.state_dict())
