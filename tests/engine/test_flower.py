@@ -136,9 +136,10 @@ def test_a_server_with_test_data_uses_it(tmp_path):
     assert list(there.history[0]["domains"]) == ["rotated"]
 
 
-@pytest.mark.parametrize("name", ["fedd3a", "fedma", "dafkd", "fedgen", "fedmd"])
+@pytest.mark.parametrize("name", ["fedd3a", "fedma", "dafkd", "dafkd, secure", "fedgen", "fedmd"])
 def test_systems_that_send_more_or_less_than_a_model_run_on_nodes_of_their_own(name, tmp_path):
-    preset = configuration("demo", [f"algorithm.name={name}"])
+    name, _, secure = name.partition(", ")
+    preset = configuration("demo", [f"algorithm.name={name}", *(["algorithm.secure=true"] if secure else [])])
     nodes = [{"data": source, "domain": source[9:], "public": "embedded:rotated"} for source in DOMAINS]
     student = {"clients": ["mlp", "cnn-small"], "student": "mlp", "options": {}} if name == "fedd3a" else {}
     setup = tiny_config(

@@ -278,7 +278,7 @@ class DaFKD(FedDF):
         """Appendix B, second phase: the client's share of Eq. 4 and 6, masked. Only sums of models may be known:
         from a client's own the server would have its soft predictions, and with them linear equations for its factors."""
         secret, keys = int(str(client.memory.values["secret"]), 16), self.keys(message)
-        mates = {name: key for name, key in keys.items() if self.task.clients[name].prototype == client.prototype}
+        mates = {name: keys[name] for name in json.loads(str(message.values["mates"]))}  # those of the same architecture
 
         def hidden(what: str, share: str, publics: Mapping[str, int]) -> State:
             part = float(message.values[share])
@@ -345,7 +345,7 @@ class DaFKD(FedDF):
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """Generators, discriminators and masked answers must have the shapes that are expected, and a key must be one."""
         network = self.task.network(self.task.clients[client].prototype)
-        answers = torch.empty(self.options.source.size, len(self.task.classes) + 1)
+        answers = torch.empty(self.options.source.size, len(self.task.classes) + 1, device="meta")
         expected: dict[str, Mapping[str, Tensor]] = {
             "generator": server.parts["generator"],
             "discriminator": Discriminator(network, sharing=not self.options.no_sharing).state(),
@@ -356,7 +356,7 @@ class DaFKD(FedDF):
             "answers": {"masked": answers},
         }
         for name, state in hidden.items():
-            expected[name] = {key: torch.empty(tensor.shape, dtype=torch.int64) for key, tensor in state.items()}
+            expected[name] = {key: torch.empty(tensor.shape, dtype=torch.int64, device="meta") for key, tensor in state.items()}
         for name, template in expected.items():
             sent = message.group(name)
             if sent and kinds(sent) != kinds(template):
@@ -379,7 +379,9 @@ class DaFKD(FedDF):
             keys = json.dumps(server.values["keys"])
             if round.phase == "share":
                 own, whole = server.values["shares"][client]
-                return Message.of(keys=keys, own_share=own, share=whole)
+                kind = {name: self.task.clients[name].prototype for name in server.values["keys"]}
+                mates = json.dumps([name for name in kind if kind[name] == kind[client]])
+                return Message.of(keys=keys, mates=mates, own_share=own, share=whole)
             seed = self.source_rng(round).initial_seed()
             return Message.of(generator=server.parts["pool-generator"], pool_seed=seed, keys=keys)
         message = super().instruct(server, client, round).with_parts(generator=server.parts["generator"])
