@@ -22,6 +22,7 @@ from fedstill.fusion.ensemble import Space, scored_table, summed_space
 from fedstill.fusion.merge import MergeName, by_examples, uniform, weighted_sum, with_statistics
 from fedstill.fusion.options import Distillation, Source
 from fedstill.fusion.predict import apply
+from fedstill.fusion.screen import not_finite
 from fedstill.fusion.source import check_range, draw
 from fedstill.fusion.transfer import learn, note_merged
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
@@ -266,12 +267,12 @@ class DaFKD(FedDF):
 
     def withheld(self, reply: Message, client: Client) -> Message:
         """Appendix B, first phase: a public key in place of what was trained, which waits in the client's memory."""
-        parts = {"trained": reply.group("model"), "made": reply.group("generator")}
-        for state in (*parts.values(), client.memory.group("discriminator")):
-            if not all(bool(torch.isfinite(tensor).all()) for tensor in state.values()):
-                raise FedstillError("its training diverged: a weight is not finite")  # masked, nobody would see it
         secret, public = key_pair()
-        client.memory = client.memory.with_parts(**parts, secret=f"{secret:x}")
+        kept = client.memory.with_parts(trained=reply.group("model"), made=reply.group("generator"), secret=f"{secret:x}")
+        wrong = not_finite(kept)
+        if wrong is not None:  # masked, nobody would see it
+            raise FedstillError(f"its training diverged: '{wrong}' is not finite")
+        client.memory = kept
         return Message.of(key=f"{public:x}", samples=reply.values["samples"], loss=reply.values["loss"])
 
     def share(self, message: Message, client: Client) -> Message:

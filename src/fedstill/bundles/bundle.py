@@ -24,6 +24,7 @@ from fedstill import __version__
 from fedstill.algorithm import Reply
 from fedstill.bundles.programs import Program, open_program
 from fedstill.errors import FedstillError
+from fedstill.fusion.screen import not_finite
 from fedstill.message import Message, State, atomic_write, clone
 from fedstill.models import build, names
 from fedstill.models.network import Network
@@ -204,7 +205,7 @@ def build_network(about: About, state: Mapping[str, Tensor], whose: str) -> Netw
 def write_bundle(path: Path, about: About, **parts: Mapping[str, Tensor]) -> Bundle:
     """Write a bundle, whole or not at all; ``parts`` are groups of tensors: model or program, projection, discriminator."""
     message = Message.of(**{name: clone(part) for name, part in parts.items() if part})
-    _check_finite(path, message.tensors)
+    _check_finite(path, message)
     said = json.dumps(about.model_dump(mode="json", exclude_none=True), sort_keys=True)
     mark = digest(message.tensors, said)
     data = message.with_parts(bundle=said, digest=mark).to_bytes()
@@ -235,14 +236,14 @@ def read_bundle(path: str | Path) -> Bundle:
     groups = tuple(message.groups())
     if ("program" if about.program else "model") not in groups:
         raise FedstillError(f"{path}: the bundle says more than it holds: there is no model in it")
-    _check_finite(path, message.tensors)
+    _check_finite(path, message)
     return Bundle(path, about, mark, groups)
 
 
-def _check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise FedstillError(f"{path}: '{name}' has values that are not finite")
+def _check_finite(path: Path, message: Message) -> None:
+    wrong = not_finite(message)
+    if wrong is not None:
+        raise FedstillError(f"{path}: '{wrong}' has values that are not finite")
 
 
 def _about(path: Path, said: str) -> About:

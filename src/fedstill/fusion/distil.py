@@ -19,10 +19,10 @@ from fedstill.errors import FedstillError
 from fedstill.fusion.divergence import divergence, sharpened
 from fedstill.fusion.ensemble import Table
 from fedstill.fusion.merge import weighted_sum
-from fedstill.fusion.norm import BatchNorm, freeze_statistics, recalibrate
+from fedstill.fusion.norm import freeze_statistics, recalibrate
 from fedstill.fusion.options import Distillation
 from fedstill.fusion.predict import accuracy
-from fedstill.local.fit import batches, optimiser
+from fedstill.local.fit import batches, optimiser, smallest_batch
 from fedstill.message import State, clone
 from fedstill.models.network import Network
 
@@ -70,7 +70,7 @@ def distil(
     if optimizer is None:
         optimizer = optimiser(options.optimizer, parameters)
     size = min(options.batch_size, len(samples))
-    if len(samples) == 1 and options.student_norm != "frozen" and any(isinstance(m, BatchNorm) for m in student.modules()):
+    if len(samples) == 1 and options.student_norm != "frozen" and smallest_batch(student) > 1:
         raise FedstillError(
             f"one sample has no batch statistics: a student with BatchNorm and student_norm = '{options.student_norm}' "
             "needs two at least, or student_norm = 'frozen'"

@@ -26,6 +26,7 @@ __all__ = [
     "memory_of",
     "optimiser",
     "remind",
+    "smallest_batch",
     "steps_an_epoch",
 ]
 
