@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from fedstill.algorithm import Algorithm, Reply, Round
+from fedstill.algorithm import Algorithm, Client, Reply, Round
 from fedstill.algorithms import create
-from fedstill.run.config import parse
+from fedstill.run.configuration import parse
 from fedstill.task import Task
 
 
@@ -52,7 +52,7 @@ def clients(system: Algorithm, count: int = 8, number: int = 1) -> list[Reply]:
     server, context = system.start(), Round(number, 2, 0)
     replies = []
     for name in list(system.task.clients)[:count]:
-        message = system.train(system.instruct(server, name, context), system.task.client(name, number))
+        message = system.train(system.instruct(server, name, context), Client.of(system.task, name, number))
         info = system.task.clients[name]
         replies.append(Reply(name, info.domain, info.prototype, int(message.values["samples"]), lambda m=message: m))
     return replies

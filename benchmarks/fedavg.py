@@ -22,9 +22,10 @@ import torch
 from torch.nn import functional as F
 
 from fedstill.algorithms import create
+from fedstill.config.tables import Config
 from fedstill.engine.inprocess import InProcess
-from fedstill.fusion.merge import weighted_sum
-from fedstill.run.config import Config, parse
+from fedstill.fusion.merges.average import weighted_sum
+from fedstill.run.configuration import parse
 from fedstill.run.loop import drive, sample_clients, threads
 from fedstill.task import Task
 
@@ -56,10 +57,10 @@ def configuration(data: str | None, domain: str, model: str, size: int, rounds: 
 
 def bare(task: Task, rounds: int) -> float:
     """The same steps with nothing around them: normalised tensors in memory, one network, weights copied in and averaged."""
-    network = task.network(task.student)
+    network = task.networks.get(task.networks.student)
     data = {i: task.data_of(i) for i in task.clients}
     whole = {i: (network.normalise(d.x), d.y) for i, d in data.items()}
-    state = task.initial(task.student)
+    state = task.networks.initial(task.networks.student)
     rng = torch.Generator().manual_seed(0)
     clock = time.perf_counter()
     for number in range(1, rounds + 1):

@@ -28,9 +28,11 @@ from flwr_datasets.partitioner import IidPartitioner
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from fedstill.config.tables import Config
 from fedstill.models import build
-from fedstill.run.config import Config, parse
-from fedstill.run.loop import Listener, run
+from fedstill.run.configuration import parse
+from fedstill.run.listener import Listener
+from fedstill.run.loop import run
 from fedstill.task import Task
 
 
@@ -95,11 +97,11 @@ def plain_flower(config: Config, data: str | None) -> dict[str, float]:
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    import fedstill.engine.flower  # noqa: F401  (first: it turns telemetry off)
+    import fedstill.engine.flower.records  # noqa: F401  (first: it turns telemetry off)
 
     task = Task(config)
     shape, classes, name = task.shape, len(task.classes), config.model.name
-    initial = task.initial(task.student)
+    initial = task.networks.initial(task.networks.student)
     clock = Clock()
     digits = (
         Dataset.from_dict(images_of(task))

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 
+from fedstill.core.message import Message
 from fedstill.data.samples import Samples
-from fedstill.fusion.distil import distil
+from fedstill.fusion.distillation.distil import distil
+from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import ensemble_table
-from fedstill.fusion.options import Distillation
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weighting import Scene, make_weighting
-from fedstill.message import Message
+from fedstill.fusion.weightings.weighting import Scene, make_weighting
 from fedstill.models import build
 
 SHAPE, CLASSES = (3, 32, 32), 10

@@ -30,7 +30,7 @@ def measured(clients: int, data: str | None) -> dict[str, float]:
 
 def run_here(clients: int, data: str | None) -> None:
     """One run in this process."""
-    from fedstill.run.config import parse
+    from fedstill.run.configuration import parse
     from fedstill.run.loop import run
 
     config = parse(

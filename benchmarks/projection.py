@@ -18,13 +18,13 @@ import torch
 
 from fedstill.data import load_domain
 from fedstill.data.samples import Samples
-from fedstill.fusion.predict import apply
 from fedstill.fusion.weightings.projection import proximity, soft_weights
-from fedstill.local.fit import fit
-from fedstill.local.options import Local, Optimizer
 from fedstill.local.projection import Projection, subspace
 from fedstill.models import build
 from fedstill.models.network import Network
+from fedstill.models.predict import apply
+from fedstill.training.fit import fit
+from fedstill.training.options import Local, Optimizer
 
 
 def seconds(work: Callable[[], object], repeat: int) -> float:

@@ -15,10 +15,10 @@ from statistics import median
 import torch
 
 from fedstill.data.samples import Samples
-from fedstill.fusion.contributions import contribution_weights, leave_one_out, qualities, shapley
-from fedstill.fusion.predict import predict_logits
+from fedstill.fusion.merges.contributions import contribution_weights, leave_one_out, qualities, shapley
 from fedstill.fusion.vote import knowledge_vote
 from fedstill.models import build
+from fedstill.models.predict import predict_logits
 
 
 def main() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.run.config import Config, parse
-from fedstill.run.presets import laid_over
+from fedstill.config.tables import Config
+from fedstill.core.options import laid_over
+from fedstill.run.configuration import parse
 
 torch.set_num_threads(1)
 

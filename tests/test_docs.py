@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.run.presets import resolve
-from fedstill.run.reference import reference
+from fedstill.cli.reference import reference
+from fedstill.run.configuration import resolve
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,7 +32,7 @@ def test_toml_examples_are_valid_configurations(text):
 
 @pytest.mark.parametrize("text", blocks("python"))
 def test_python_examples_run(text, tmp_path, monkeypatch):
-    if "fedstill.flower" in text or "engine.loopback" in text:
+    if "fedstill.engine.flower.strategies" in text or "engine.loopback" in text:
         pytest.importorskip("flwr", reason="the extra fedstill[flower] is not installed")
     monkeypatch.chdir(tmp_path)
     exec(compile(text, "example", "exec"), {"__name__": "example"})
@@ -40,7 +40,7 @@ def test_python_examples_run(text, tmp_path, monkeypatch):
 
 def test_configuration_page_lists_every_option():
     page = (ROOT / "docs" / "configuration.md").read_text()
-    assert page.split("<!-- options -->")[1].strip() == reference().strip(), "run: python -m fedstill.run.reference"
+    assert page.split("<!-- options -->")[1].strip() == reference().strip(), "run: python -m fedstill.cli.reference"
 
 
 def test_links_between_pages_lead_somewhere():

@@ -19,10 +19,10 @@ from fedstill.bundles.card import table
 from fedstill.bundles.folder import read_fused
 from fedstill.bundles.fuse import fuse
 from fedstill.bundles.pack import pack
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import clone
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
-from fedstill.fusion.predict import accuracy
-from fedstill.message import clone
+from fedstill.models.predict import accuracy
 from fedstill.report.runs import load_run
 
 from .bundles.sites import SHAPE, blob_bundle, blobs, write_folder
@@ -251,9 +251,9 @@ def test_public_names_are_brought_when_asked_for() -> None:
 
 
 def test_run_is_a_package_and_a_function(tmp_path: Path, tiny) -> None:
-    from fedstill.run.config import Config
+    from fedstill.config.tables import Config
 
-    assert fedstill.run.config.Config is Config
+    assert fedstill.config.tables.Config is Config
     result = fedstill.run(tiny(rounds=1), tmp_path)
     assert len(result.history) == 1
     with pytest.raises(TypeError):

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.errors import FedstillError
-from fedstill.message import Message
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
 values = st.dictionaries(

@@ -8,23 +8,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from fedstill.core.version import __version__
 
 __all__ = ["Algorithm", "FedstillError", "Message", "__version__", "compare", "fuse", "run"]
 
 if TYPE_CHECKING:
     from fedstill import run
     from fedstill.algorithm import Algorithm
+    from fedstill.api import compare
     from fedstill.bundles.fuse import fuse
-    from fedstill.errors import FedstillError
-    from fedstill.message import Message
-    from fedstill.run.entry import compare
+    from fedstill.core.errors import FedstillError
+    from fedstill.core.message import Message
 
 _HOMES = {
     "Algorithm": "fedstill.algorithm",
-    "FedstillError": "fedstill.errors",
-    "Message": "fedstill.message",
-    "compare": "fedstill.run.entry",
+    "FedstillError": "fedstill.core.errors",
+    "Message": "fedstill.core.message",
+    "compare": "fedstill.api",
     "fuse": "fedstill.bundles.fuse",
 }
 

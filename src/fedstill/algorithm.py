@@ -18,20 +18,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedstill.errors import FedstillError
-from fedstill.message import Message, State
-from fedstill.options import Part
-from fedstill.streams import stream
-
-if TYPE_CHECKING:
-    from fedstill.data.samples import Samples
-    from fedstill.models.network import Network
-    from fedstill.task import Task
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message, State
+from fedstill.core.options import Part
+from fedstill.core.streams import stream
+from fedstill.data.samples import Samples
+from fedstill.models.network import Network
+from fedstill.models.predict import accuracy
+from fedstill.task import Task
 
 __all__ = ["Algorithm", "Client", "Options", "Reply", "Round", "Scores", "Server"]
 
@@ -92,10 +91,16 @@ class Client:
     task: Task
     memory: Message = field(default_factory=Message)
 
+    @classmethod
+    def of(cls, task: Task, client: str, round: int, memory: Message | None = None) -> Client:
+        """The client of that id, ready to train in ``round``."""
+        info = task.clients[client]
+        return cls(info.id, info.domain, info.prototype, task.data_of(client), round, task.seed, task, memory or Message())
+
     @property
     def network(self) -> Network:
         """The network of this client's architecture; its weights are whatever the last user left."""
-        return self.task.network(self.prototype)
+        return self.task.networks.get(self.prototype)
 
     def rng(self, *purpose: object) -> torch.Generator:
         """A random stream of this client's in this round."""
@@ -201,7 +206,7 @@ class Algorithm:
 
     def start(self) -> Server:
         """The server's first state: initial weights for every prototype."""
-        return Server({name: self.task.initial(name) for name in self.task.prototypes})
+        return Server({name: self.task.networks.initial(name) for name in self.task.networks.prototypes})
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
         """What ``client`` is sent: by default the weights of its prototype."""
@@ -225,8 +230,6 @@ class Algorithm:
 
     def evaluate(self, server: Server) -> Scores:
         """Accuracy on every domain's test set; the mean over prototypes where there are several."""
-        from fedstill.fusion.predict import accuracy
-
         size = self.task.config.evaluation.batch_size
         scores = {
             name: {domain: accuracy(self.loaded(name, state), test, size) for domain, test in self.task.tests.items()}
@@ -241,7 +244,7 @@ class Algorithm:
 
     def loaded(self, prototype: str, state: State) -> Network:
         """The network that a server's model is: of the architecture's own shape, unless a system changes it."""
-        return self.task.load(prototype, state, role="student")
+        return self.task.networks.load(prototype, state, role="student")
 
     @cached_property
     def local(self) -> Any:

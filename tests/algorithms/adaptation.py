@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedstill.algorithm import Algorithm, Reply, Round, Server
+from fedstill.algorithm import Algorithm, Client, Reply, Round, Server
 from fedstill.algorithms import create
-from fedstill.message import Message
-from fedstill.run.config import parse
+from fedstill.core.message import Message
+from fedstill.run.configuration import parse
 from fedstill.task import Task
 
 
@@ -50,7 +50,7 @@ def exchange(algorithm: Algorithm, server: Server, round: Round, memories: dict[
     """Every client's reply in the round's phase; ``memories`` is read and written."""
     replies = []
     for name, info in algorithm.task.clients.items():
-        client = algorithm.task.client(name, round.number, memories.get(name))
+        client = Client.of(algorithm.task, name, round.number, memories.get(name))
         message = algorithm.train(algorithm.instruct(server, name, round), client, round.phase)
         memories[name] = client.memory
         replies.append(Reply(name, info.domain, info.prototype, int(message.values["samples"]), lambda message=message: message))

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedstill.algorithm import Server
-from fedstill.run.loop import Listener, run
+from fedstill.run.listener import Listener
+from fedstill.run.loop import run
 from tests.algorithms.adaptation import tiny
 
 SYSTEMS = {

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithm import Client, Reply, Round, Server
 from fedstill.algorithms import algorithms, create
 from fedstill.algorithms.fedavgm import momentum_step
-from fedstill.errors import FedstillError
-from fedstill.fusion.merge import average, by_examples, uniform, weighted_sum
-from fedstill.fusion.norm import recalibrate
-from fedstill.local.fit import Batch, learning_rate
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message
+from fedstill.fusion.merges.average import average, by_examples, uniform, weighted_sum
 from fedstill.local.update import local_update
-from fedstill.message import Message
+from fedstill.models.statistics import recalibrate
 from fedstill.run.loop import run, sample_clients
 from fedstill.task import Task
+from fedstill.training.fit import Batch, learning_rate
 
 
 def reply(value, samples, client="a", prototype="mlp"):
@@ -68,7 +68,7 @@ def test_fedavgm_with_beta_zero_is_fedavg(tiny, tmp_path):
 def test_fedprox_with_mu_zero_is_fedavg_and_a_large_mu_holds_clients_back(tiny, tmp_path):
     def moved(name, **options):
         task = Task(tiny(rounds=1, algorithm={"name": name, **options}, local={"optimizer": {"lr": 0.05}}))
-        start = task.initial("mlp")
+        start = task.networks.initial("mlp")
         end = run(task.config, tmp_path / f"{name}{options}").server.models["mlp"]
         return sum(float((end[k] - start[k]).square().sum()) for k in start)
 
@@ -141,7 +141,7 @@ def test_recalibrated_statistics_are_those_of_the_weights_after_the_momentum_ste
     changes = {"data": {"holdout": 0.3}, "model": {"name": "cnn-small", "buffers": "recalibrate", "options": {}}}
     done = run(tiny(algorithm={"name": "fedavgm", "beta": 0.9}, rounds=3, **changes), tmp_path)
     state = done.server.models["cnn-small"]
-    again = recalibrate(done.task.load("cnn-small", state), done.task.statistics_data).state_dict()
+    again = recalibrate(done.task.networks.load("cnn-small", state), done.task.statistics_data).state_dict()
     torch.testing.assert_close(again["body.2.running_var"], state["body.2.running_var"])
 
 
@@ -152,15 +152,17 @@ def perturbed(state, seed):
 
 def test_moons_term_draws_to_the_global_model_and_away_from_the_previous_one(tiny):
     algorithm = create(Task(tiny(algorithm={"name": "moon", "mu": 3.0, "temperature": 0.25})))
-    task, initial = algorithm.task, algorithm.task.initial("mlp")
+    task, initial = algorithm.task, algorithm.task.networks.initial("mlp")
     received, previous, own = (perturbed(initial, seed) for seed in (1, 2, 3))
-    client = task.client("mnist-0", 2, Message.of(previous=previous))
+    client = Client.of(task, "mnist-0", 2, Message.of(previous=previous))
     [term] = algorithm.terms(Message.of(model=received), client)
-    network = task.load("mlp", own)
+    network = task.networks.load("mlp", own)
     x = network.normalise(client.data.x[:8])
     features = network.features(x)
     got = term(Batch(network, x, client.data.y[:8], features, network.head(features), 0, torch.Generator()))
-    there, before = (task.load("mlp", state, role=role).features(x) for state, role in ((received, "here"), (previous, "there")))
+    there, before = (
+        task.networks.load("mlp", state, role=role).features(x) for state, role in ((received, "here"), (previous, "there"))
+    )
     near, far = (torch.cosine_similarity(features, z).div(0.25).exp() for z in (there, before))
     assert float(got.detach()) == pytest.approx(3.0 * float(-(near / (near + far)).log().mean().detach()), rel=1e-4)
 
@@ -169,10 +171,10 @@ def test_clients_follow_the_schedule(tiny):
     schedule = {"kind": "cosine", "final": 0.01}
     config = tiny(rounds=4, local={"steps": 1, "batch_size": 500, "optimizer": {"lr": 0.1}, "schedule": schedule})
     task = Task(config)
-    start = task.initial("mlp")
+    start = task.networks.initial("mlp")
 
     def moved(round):
-        reply = local_update(Message.of(model=start), task.client("mnist-0", round, None))
+        reply = local_update(Message.of(model=start), Client.of(task, "mnist-0", round, None))
         return float((reply.group("model")["head.weight"] - start["head.weight"]).norm())
 
     rates = [learning_rate(0.1, config.local.schedule, round, 4) for round in (1, 3)]
@@ -191,7 +193,7 @@ def test_a_prototype_whose_clients_were_all_dropped_takes_no_momentum_step(tiny)
     server = algorithm.start()
     velocity = {name: torch.ones_like(tensor) for name, tensor in server.models["lenet"].items()}
     server = Server(server.models, {"velocity-lenet": velocity}, {})
-    trained = local_update(Message.of(model=server.models["mlp"]), algorithm.task.client("optdigits-0", 1, None))
+    trained = local_update(Message.of(model=server.models["mlp"]), Client.of(algorithm.task, "optdigits-0", 1, None))
     silent = {name: torch.zeros_like(tensor) for name, tensor in server.models["lenet"].items()}
     said = [("optdigits-0", "optdigits", "mlp", trained), ("mnist-0", "mnist", "lenet", Message.of(model=silent, samples=9))]
     replies = [Reply(name, domain, kind, 9, lambda message=message: message) for name, domain, kind, message in said]

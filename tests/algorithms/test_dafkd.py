@@ -8,16 +8,16 @@ import pytest
 import torch
 from PIL import Image
 
-from fedstill.algorithm import Reply, Round
+from fedstill.algorithm import Client, Reply, Round
 from fedstill.algorithms import create
-from fedstill.errors import FedstillError
-from fedstill.fusion.merge import weighted_sum
-from fedstill.fusion.predict import predict_logits
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message
+from fedstill.core.options import laid_over
+from fedstill.fusion.merges.average import weighted_sum
 from fedstill.local.masking import unmasked_sum
-from fedstill.message import Message
 from fedstill.models import build_generator
-from fedstill.options import laid_over
-from fedstill.run.config import parse
+from fedstill.models.predict import predict_logits
+from fedstill.run.configuration import parse
 from fedstill.run.loop import run
 from fedstill.task import Task
 from tests.conftest import tiny_tree
@@ -53,7 +53,7 @@ def small(tiny):
 def replies_of(algorithm, server, context, ids, memories):
     found = []
     for name in ids:
-        client = algorithm.task.client(name, context.number, memories.get(name))
+        client = Client.of(algorithm.task, name, context.number, memories.get(name))
         message = algorithm.train(algorithm.instruct(server, name, context), client, context.phase)
         memories[name] = client.memory
         info = algorithm.task.clients[name]
@@ -112,7 +112,7 @@ def test_eq6_is_the_plain_average(small):
 
 def decided(task):
     """Memories of clients whose discriminators are far apart."""
-    width, rng = task.network("cnn-small").feature_dim, torch.Generator().manual_seed(0)
+    width, rng = task.networks.get("cnn-small").feature_dim, torch.Generator().manual_seed(0)
     heads = [{"head.weight": 3 * torch.randn(1, width, generator=rng), "head.bias": torch.zeros(1)} for _ in task.clients]
     return {name: Message.of(discriminator=head) for name, head in zip(task.clients, heads, strict=True)}
 
@@ -173,7 +173,7 @@ def test_appendix_b_shows_the_server_nobodys_factors(small):
     _, told, _, _ = one_round(open_algorithm)
     samples = open_algorithm.draw(server, Round(1, 1, 0))
     for message, shared, spoken in zip(told["train"], seen["share"], seen["speak"], strict=True):
-        network = open_algorithm.task.load("cnn-small", message.group("model")).eval()
+        network = open_algorithm.task.networks.load("cnn-small", message.group("model")).eval()
         head = message.group("discriminator")
         with torch.no_grad():
             factor = torch.sigmoid(network.features(samples.x) @ head["head.weight"][0] + head["head.bias"]).double()
@@ -201,13 +201,13 @@ def test_with_the_clients_models_the_server_could_solve_for_the_factors(small):
     samples = open_algorithm.draw(server, Round(1, 1, 0))
 
     def solved(states):
-        spoken = [predict_logits(open_algorithm.task.load("cnn-small", s), samples).double().softmax(1) for s in states]
+        spoken = [predict_logits(open_algorithm.task.networks.load("cnn-small", s), samples).double().softmax(1) for s in states]
         known = torch.stack([torch.cat([p, torch.ones(len(p), 1)], 1) for p in spoken], 2)
         return torch.linalg.lstsq(known, sums[:, :, None], driver="gelsd").solution[:, :, 0]
 
     factors = []
     for message in told["train"]:
-        network = open_algorithm.task.load("cnn-small", message.group("model")).eval()
+        network = open_algorithm.task.networks.load("cnn-small", message.group("model")).eval()
         head = message.group("discriminator")
         with torch.no_grad():
             factors.append(torch.sigmoid(network.features(samples.x) @ head["head.weight"][0] + head["head.bias"]).double())

@@ -10,14 +10,14 @@ from fedstill.algorithm import Reply, Round
 from fedstill.algorithms import create
 from fedstill.algorithms.fedftg import disagreement
 from fedstill.algorithms.fedgen import fedgen_loss
-from fedstill.errors import FedstillError
-from fedstill.fusion.diversity import diversity_loss
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message
+from fedstill.fusion.distillation.diversity import diversity_loss
 from fedstill.fusion.teacher import Teacher, teachers_of
-from fedstill.local.fit import Batch, optimiser
-from fedstill.message import Message
-from fedstill.run.config import parse
+from fedstill.run.configuration import parse
 from fedstill.run.loop import run
 from fedstill.task import Task
+from fedstill.training.fit import Batch, optimiser
 from tests.algorithms.test_dafkd import replies_of
 from tests.conftest import tiny_tree
 
@@ -80,7 +80,7 @@ def test_fedgens_clients_learn_from_the_generator_from_the_second_round_on(tiny)
 
 def test_fedgens_term_by_hand(tiny):
     algorithm = create(Task(tiny(algorithm={**FEDGEN, "generated_batch": 2, "generative": 3.0, "latent": 5.0})))
-    network = algorithm.task.network("mlp")
+    network = algorithm.task.networks.get("mlp")
     generator = algorithm.generator().eval()
     x, y = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 3])
     features = network.features(x)
@@ -108,7 +108,7 @@ def test_fedftgs_generator_finds_hard_samples_and_the_student_learns_them(tiny):
     server, context = algorithm.start(), Round(1, 1, 0)
     replies = replies_of(algorithm, server, context, list(task.clients), {})
     teachers = teachers_of(task, replies)
-    student = task.load("mlp", server.models["mlp"], role="student")
+    student = task.networks.load("mlp", server.models["mlp"], role="student")
     generator = algorithm.generator()
     labels, noise = torch.arange(16) % 10, generator.draw(16, torch.Generator().manual_seed(0))
     shares = torch.full((2, 10), 0.5)
@@ -135,7 +135,7 @@ def scene(tiny, model="mlp", **options):
     algorithm = create(Task(parse(tree)))
     server, context = algorithm.start(), Round(1, 1, 0)
     replies = replies_of(algorithm, server, context, list(algorithm.task.clients), {})
-    student = algorithm.task.load(model, server.models[model], role="student")
+    student = algorithm.task.networks.load(model, server.models[model], role="student")
     generator = algorithm.generator()
     labels, noise = torch.arange(16) % 10, generator.draw(16, torch.Generator().manual_seed(0))
     return algorithm, replies, teachers_of(algorithm.task, replies), student, generator, noise, labels
@@ -145,7 +145,7 @@ def test_fedftgs_student_learns_the_class_level_ensemble(tiny):
     algorithm, replies, _, student, generator, noise, labels = scene(tiny, student_steps=1)
     rng = torch.Generator().manual_seed(0)
     states = [{name: t + 0.5 * torch.randn(t.shape, generator=rng) for name, t in r.model.items()} for r in replies]
-    teachers = [Teacher(str(k), lambda state=state: algorithm.task.load("mlp", state)) for k, state in enumerate(states)]
+    teachers = [Teacher(str(k), lambda state=state: algorithm.task.networks.load("mlp", state)) for k, state in enumerate(states)]
     shares = torch.stack([torch.linspace(0, 1, 10), torch.linspace(1, 0, 10)])
     with torch.no_grad():
         made = generator.eval()(noise, labels)

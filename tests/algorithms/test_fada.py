@@ -18,8 +18,8 @@ from fedstill.algorithms.fada import (
     mutual_information,
     within_clusters,
 )
-from fedstill.fusion.predict import apply
-from fedstill.message import Message, clone
+from fedstill.core.message import Message, clone
+from fedstill.models.predict import apply
 from fedstill.run.loop import run
 from tests.algorithms.adaptation import algorithm_of, exchange, tiny
 
@@ -95,7 +95,7 @@ def test_the_target_is_aligned_as_strongly_as_the_option_says():
     def moved(align: float) -> float:
         algorithm = algorithm_of(tiny("fada", **{**SMALL, "align": align}))
         task = algorithm.task
-        network = task.load(algorithm.prototype, task.initial(algorithm.prototype), role="student")
+        network = task.networks.load(algorithm.prototype, task.networks.initial(algorithm.prototype), role="student")
         before = {name: p.detach().clone() for name, p in network.named_parameters()}
         inside = apply(network.backbone, network, task.pool.samples).shape[1]
         identifier = clone(algorithm.critics(network, inside, "a").domain.state_dict())
@@ -191,7 +191,7 @@ def test_who_fools_whom_has_its_sign():
 
     algorithm = algorithm_of(tiny("fada", **{**SMALL, "align": 1.0}))
     task = algorithm.task
-    network = task.load(algorithm.prototype, task.initial(algorithm.prototype), role="student")
+    network = task.networks.load(algorithm.prototype, task.networks.initial(algorithm.prototype), role="student")
     identifier = algorithm.critics(network, algorithm.backbone_width, "a").domain
 
     def taken_for_a_source() -> float:

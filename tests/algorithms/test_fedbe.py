@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedstill.algorithm import Reply, Round
+from fedstill.algorithm import Client, Reply, Round
 from fedstill.algorithms import create
-from fedstill.fusion.norm import buffer_names
-from fedstill.message import Message
-from fedstill.run.config import from_toml, to_toml
+from fedstill.config.tables import to_toml
+from fedstill.core.message import Message
+from fedstill.models.statistics import buffer_names
+from fedstill.run.configuration import from_toml
 from fedstill.run.loop import run
 from fedstill.task import Task
 
@@ -26,7 +27,7 @@ def made(tiny, **options):
     algorithm = create(task)
     replies = []
     for client, info in task.clients.items():
-        message = algorithm.train(Message.of(model=task.initial(info.prototype)), task.client(client, 1))
+        message = algorithm.train(Message.of(model=task.networks.initial(info.prototype)), Client.of(task, client, 1))
         replies.append(Reply(client, info.domain, info.prototype, info.samples, lambda message=message: message))
     return algorithm, replies
 
@@ -48,7 +49,7 @@ def test_samples_differ_repeat_and_keep_the_averages_buffers(tiny, posterior):
     one = {k: t.clone() for k, t in first.load().state_dict().items()}
     other = {k: t.clone() for k, t in second.load().state_dict().items()}
     again = first.load().state_dict()
-    buffers = buffer_names(algorithm.task.network("cnn-small"))
+    buffers = buffer_names(algorithm.task.networks.get("cnn-small"))
     assert all(torch.equal(one[k], again[k]) for k in one)
     assert all(torch.equal(one[k], merged[k]) for k in buffers)
     assert all(torch.isfinite(t).all() for t in one.values())
@@ -61,7 +62,7 @@ def test_recalibrated_samples_take_the_pools_statistics(tiny):
     server = algorithm.start()
     merged = algorithm.merge(server, replies, Round(1, 2, 0))["cnn-small"]
     sample = algorithm.teachers(server, replies, Round(1, 2, 0))[-1].load().state_dict()
-    moved = [k for k in buffer_names(algorithm.task.network("cnn-small")) if k.endswith("running_mean")]
+    moved = [k for k in buffer_names(algorithm.task.networks.get("cnn-small")) if k.endswith("running_mean")]
     assert all(not torch.equal(sample[k], merged[k]) for k in moved)
 
 

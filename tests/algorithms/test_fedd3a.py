@@ -5,20 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedstill.algorithm import Reply, Round
+from fedstill.algorithm import Client, Reply, Round
 from fedstill.algorithms import create
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message
 from fedstill.data.samples import Samples
-from fedstill.engine.inprocess import train_client
 from fedstill.engine.memory import Memory
-from fedstill.errors import FedstillError
+from fedstill.engine.turn import client_turn
 from fedstill.fusion.ensemble import ensemble_table
-from fedstill.fusion.screen import fault
+from fedstill.fusion.screening import fault
 from fedstill.fusion.weightings.projection import proximity, soft_weights
-from fedstill.local.fit import fit
-from fedstill.message import Message
-from fedstill.run.loop import Listener, run
-from fedstill.run.presets import configuration
+from fedstill.run.configuration import configuration
+from fedstill.run.listener import Listener
+from fedstill.run.loop import run
 from fedstill.task import Task
+from fedstill.training.fit import fit
 
 
 def fedd3a(tiny, **changes):
@@ -30,7 +31,7 @@ def replies_of(algorithm, server, number=1, memories=None):
     context = Round(number, 2, 0)
     found = []
     for name, info in algorithm.task.clients.items():
-        client = algorithm.task.client(name, number, (memories or {}).get(name))
+        client = Client.of(algorithm.task, name, number, (memories or {}).get(name))
         message = algorithm.train(algorithm.instruct(server, name, context), client)
         if memories is not None:
             memories[name] = client.memory
@@ -47,13 +48,13 @@ def test_targets_are_eq_7_under_the_backbone_that_was_sent(tiny):
     weighting = algorithm.weighting(server, teachers, Round(1, 2, 0))
     table = ensemble_table(teachers, samples, weighting, space=algorithm.options.ensemble)
 
-    network = task.load("mlp", server.models["mlp"]).eval()
+    network = task.networks.load("mlp", server.models["mlp"]).eval()
     with torch.no_grad():
         z = network.features(network.normalise(samples.x))
         alpha = soft_weights(proximity(z, [reply.part("projection") for reply in replies]))  # Eq. 6
         spoken = []
         for reply in replies:
-            teacher = task.load("mlp", reply.model).eval()
+            teacher = task.networks.load("mlp", reply.model).eval()
             spoken.append(teacher(teacher.normalise(samples.x)).softmax(1))
     wanted = sum(alpha[:, [k]] * spoken[k] for k in range(len(replies)))  # Eq. 7
     torch.testing.assert_close(table.targets, wanted, atol=1e-5, rtol=1e-4)
@@ -112,7 +113,7 @@ def test_other_weightings_bring_their_own_options(tiny):
 def test_a_reply_without_a_usable_matrix_is_dropped_with_the_reason(tiny):
     algorithm = create(Task(fedd3a(tiny)))
     server = algorithm.start()
-    good = Message.of(model=algorithm.task.initial("mlp"), samples=1)
+    good = Message.of(model=algorithm.task.networks.initial("mlp"), samples=1)
     assert algorithm.screen(server, "mnist-0", good) == "no 'projection' in the reply"
     narrow = good.with_parts(projection={"matrix": torch.zeros(3, 3)})
     assert "is (3, 3), expected (16, 16)" in str(algorithm.screen(server, "mnist-0", narrow))
@@ -146,7 +147,7 @@ def test_clients_keep_their_own_models_and_the_server_one_public_one(tiny, name)
     replies = replies_of(algorithm, server, 1, memories)
     assert [reply.prototype for reply in replies] == ["mlp", "cnn-small"]
     for reply in replies:
-        assert reply.model.keys() == task.template(reply.prototype).keys()
+        assert reply.model.keys() == task.networks.get(reply.prototype).state_dict().keys()
         kept = memories[reply.client].group("personal")
         assert all(torch.equal(kept[key], tensor) for key, tensor in reply.model.items())
     after = algorithm.fuse(server, replies, Round(1, 2, 0))
@@ -165,7 +166,7 @@ def test_a_personal_model_goes_on_from_itself(tiny):
     slow = create(Task(personal(tiny, local={"optimizer": {"lr": 1e-12}})))
     second = replies_of(slow, slow.start(), 2, memories)
     torch.testing.assert_close(second[0].model["head.weight"], first[0].model["head.weight"])
-    assert not torch.allclose(first[0].model["head.weight"], algorithm.task.initial("mlp")["head.weight"], atol=1e-4)
+    assert not torch.allclose(first[0].model["head.weight"], algorithm.task.networks.initial("mlp")["head.weight"], atol=1e-4)
 
 
 def test_the_global_model_teaches_the_personal_ones(tiny):
@@ -174,10 +175,10 @@ def test_the_global_model_teaches_the_personal_ones(tiny):
     server = taught.start()
     one, other = replies_of(taught, server)[0].model, replies_of(alone, server)[0].model
     x = taught.task.data_of("optdigits-0").x
-    student = taught.task.load("cnn-small", server.models["cnn-small"], role="global").eval()
+    student = taught.task.networks.load("cnn-small", server.models["cnn-small"], role="global").eval()
     gaps = []
     for state in (one, other):
-        net = taught.task.load("mlp", state).eval()
+        net = taught.task.networks.load("mlp", state).eval()
         with torch.no_grad():
             gaps.append(float((net(net.normalise(x)).softmax(1) - student(student.normalise(x)).softmax(1)).abs().mean()))
     assert gaps[0] < gaps[1]
@@ -218,7 +219,7 @@ def test_a_model_that_diverged_once_is_not_gone_on_from(tiny, tmp_path):
     config = config.model_copy(update={"rounds": 3, "local": config.local.model_copy(update={"optimizer": hot})})
     algorithm, memory = create(Task(config)), Memory(tmp_path)
     server, [client, *_] = algorithm.start(), algorithm.task.clients
-    first = train_client(algorithm, client, 1, "train", algorithm.instruct(server, client, Round(1, 3, 0)), memory)
+    first = client_turn(algorithm, client, 1, "train", algorithm.instruct(server, client, Round(1, 3, 0)), memory)
     assert fault(first, ["model"], None)
     assert not memory.read(client, 2).group("personal")  # so that a second try starts where the first did
 
@@ -257,6 +258,6 @@ def test_the_ceiling_is_plain_training_on_the_union(tiny, tmp_path):
     task = Task(config)
     shares = [task.data_of(client) for client in task.clients]
     union = Samples(torch.cat([s.x for s in shares]), torch.cat([s.y for s in shares]))
-    network = task.load("mlp", task.initial("mlp"))
+    network = task.networks.load("mlp", task.networks.initial("mlp"))
     fit(network, union, config.local, rng=Round(1, 1, config.seed).rng("fit"), lr=config.local.optimizer.lr)
     torch.testing.assert_close(result.server.models["mlp"], dict(network.state_dict()))

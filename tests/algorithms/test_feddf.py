@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithm import Client, Reply, Round, Server
 from fedstill.algorithms import create
-from fedstill.engine.inprocess import train_client
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message
+from fedstill.engine.exchange import Outcome
 from fedstill.engine.memory import Memory
-from fedstill.errors import FedstillError
-from fedstill.fusion.distil import distil
+from fedstill.engine.turn import client_turn
+from fedstill.fusion.distillation.distil import distil
 from fedstill.fusion.ensemble import Table
-from fedstill.fusion.merge import weighted_sum
-from fedstill.fusion.predict import predict_logits
-from fedstill.message import Message
-from fedstill.run.loop import _screened, run
+from fedstill.fusion.merges.average import weighted_sum
+from fedstill.models.predict import predict_logits
+from fedstill.run.loop import run
+from fedstill.run.screening import screened
 from fedstill.task import Task
 
 STEPS = {"steps": 8, "batch_size": 16}
@@ -26,7 +28,7 @@ def trained(task, round=1):
     algorithm = create(task)
     replies = []
     for client, info in task.clients.items():
-        message = algorithm.train(Message.of(model=task.initial(info.prototype)), task.client(client, round))
+        message = algorithm.train(Message.of(model=task.networks.initial(info.prototype)), Client.of(task, client, round))
         replies.append(Reply(client, info.domain, info.prototype, info.samples, lambda message=message: message))
     return algorithm, replies
 
@@ -39,9 +41,9 @@ def test_algorithm_1_line_by_line(tiny):
     # line 6: the average by examples; line 9: softmax of the mean of logits, all teachers alike
     total = sum(r.samples for r in replies)
     average = weighted_sum([r.model for r in replies], [r.samples / total for r in replies])
-    logits = [predict_logits(task.load("mlp", r.model, role="teacher"), task.pool.samples) for r in replies]
+    logits = [predict_logits(task.networks.load("mlp", r.model, role="teacher"), task.pool.samples) for r in replies]
     table = Table((sum(logits) / len(logits)).softmax(1), torch.ones(len(task.pool), 1))
-    student = task.load("mlp", average, role="student")
+    student = task.networks.load("mlp", average, role="student")
     distil(student, task.pool.samples, table, algorithm.options.distillation, rng=Round(1, 2, config.seed).rng("distil", "mlp"))
     assert all(torch.allclose(fused[k], t, atol=1e-6) for k, t in student.state_dict().items())
 
@@ -49,7 +51,11 @@ def test_algorithm_1_line_by_line(tiny):
 def test_students_start_where_they_are_told(tiny):
     task = Task(tiny(data={"holdout": 0.3}))
     merged, server = {"mlp": {"w": torch.ones(1)}}, Server({"mlp": {"w": torch.zeros(1)}})
-    for start, wanted in (("average", merged["mlp"]), ("previous", server.models["mlp"]), ("scratch", task.initial("mlp"))):
+    for start, wanted in (
+        ("average", merged["mlp"]),
+        ("previous", server.models["mlp"]),
+        ("scratch", task.networks.initial("mlp")),
+    ):
         tree = {"name": "feddf", "distillation": {**STEPS, "start": start}}
         found = create(Task(tiny(data={"holdout": 0.3}, algorithm=tree))).starts(server, merged, Round(1, 2, 0))["mlp"]
         assert found.keys() == wanted.keys()
@@ -113,7 +119,7 @@ def test_authors_code_is_a_preset_that_what_is_given_wins_over(tiny):
 # -- low-bit clients (Table 4) ----------------------------------------------------------------------------------------------
 
 
-def low_bit(tiny, name):
+def packed(tiny, name):
     return tiny(
         rounds=1,
         model={"name": name},
@@ -124,8 +130,8 @@ def low_bit(tiny, name):
 
 
 def test_low_bit_clients_send_bits_and_the_server_has_full_precision(tiny, tmp_path):
-    result = run(low_bit(tiny, "resnet8-binary"), tmp_path / "bits")
-    full = run(low_bit(tiny, "resnet8"), tmp_path / "full")
+    result = run(packed(tiny, "resnet8-binary"), tmp_path / "bits")
+    full = run(packed(tiny, "resnet8"), tmp_path / "full")
     bits, floats = result.history[0], full.history[0]
     assert bits["bytes_down"] == pytest.approx(floats["bytes_down"], abs=100)  # full-precision weights go down
     assert bits["bytes_up"] < floats["bytes_up"] / 15
@@ -145,20 +151,22 @@ def safetensors_metadata(path):
 
 
 def test_what_the_server_reads_of_a_low_bit_client_acts_as_the_client_did(tiny):
-    from fedstill.engine.inprocess import low_bit as pack
+    from fedstill.engine.wire import packed as pack
     from fedstill.models.binary import unpack_bits
 
-    task = Task(low_bit(tiny, "resnet8-binary"))
+    task = Task(packed(tiny, "resnet8-binary"))
     algorithm = create(task)
-    client = task.client("mnist-0", 1)
-    reply = algorithm.train(Message.of(model=task.initial("resnet8-binary")), client)
-    spoken = predict_logits(task.load("resnet8-binary", reply.group("model")), task.pool.samples)
-    sent = pack(reply, task.network("resnet8-binary"))
+    client = Client.of(task, "mnist-0", 1)
+    reply = algorithm.train(Message.of(model=task.networks.initial("resnet8-binary")), client)
+    spoken = predict_logits(task.networks.load("resnet8-binary", reply.group("model")), task.pool.samples)
+    sent = pack(reply, task.networks.get("resnet8-binary"))
     assert sent.values == reply.values
-    read = unpack_bits(sent.group("model"), task.network("resnet8-binary"))
-    assert torch.equal(predict_logits(task.load("resnet8-binary", read), task.pool.samples), spoken)
+    read = unpack_bits(sent.group("model"), task.networks.get("resnet8-binary"))
+    assert torch.equal(predict_logits(task.networks.load("resnet8-binary", read), task.pool.samples), spoken)
     # and so does the full-precision network with the same weights
-    assert torch.allclose(predict_logits(task.load("resnet8-binary", read, role="student"), task.pool.samples), spoken, atol=1e-5)
+    assert torch.allclose(
+        predict_logits(task.networks.load("resnet8-binary", read, role="student"), task.pool.samples), spoken, atol=1e-5
+    )
 
 
 def test_where_statistics_stay_with_clients_teachers_get_those_of_the_pool(tiny, tmp_path):
@@ -169,9 +177,9 @@ def test_where_statistics_stay_with_clients_teachers_get_those_of_the_pool(tiny,
     replies = []
     for client in task.clients:
         instructed = algorithm.instruct(server, client, Round(1, 2, 0))
-        sent = train_client(algorithm, client, 1, "train", instructed, Memory(tmp_path))
-        reply, problem = _screened(algorithm, server, "train", client, lambda sent=sent: sent, None)
-        assert problem is None
+        sent = client_turn(algorithm, client, 1, "train", instructed, Memory(tmp_path))
+        reply, problem = screened(algorithm, server, "train", Outcome(client, lambda sent=sent: sent))
+        assert reply is not None, problem
         replies.append(reply)
     assert "body.2.running_mean" not in replies[0].message.group("model")
     for teacher in algorithm.teachers(server, replies, Round(1, 2, 0)):

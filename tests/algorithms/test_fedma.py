@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedstill.algorithm import Reply, Round
+from fedstill.algorithm import Client, Reply, Round
 from fedstill.algorithms import create
-from fedstill.errors import FedstillError
-from fedstill.fusion.matching import layers_of, slice_of
-from fedstill.message import Message
-from fedstill.run.config import parse
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message
+from fedstill.fusion.merges.matching import layers_of, slice_of
+from fedstill.run.configuration import parse
 from fedstill.run.loop import run
 from fedstill.task import Task
 
@@ -53,7 +53,7 @@ def test_a_cycle_sends_a_layer_a_round_and_nothing_more(tmp_path):
 def test_matched_layers_are_frozen_while_the_rest_is_retrained():
     task = Task(config())
     algorithm = create(task)
-    server, client = algorithm.start(), task.client("optdigits-0", 1)
+    server, client = algorithm.start(), Client.of(task, "optdigits-0", 1)
     first = algorithm.train(Message.of(model=server.models["mlp"]), client, "body.0")
     before = client.memory.group("model")
     layer = {"weight": torch.cat([first.group("layer")["weight"], torch.zeros(2, 64)]), "bias": torch.zeros(18)}
@@ -93,7 +93,7 @@ def test_one_shot_matching_of_permuted_clients_is_the_original(tmp_path):
     task = Task(config(form="one-shot", matching={"gamma": 0.1}))
     algorithm = create(task)
     server = algorithm.start()
-    state, layers = server.models["mlp"], layers_of(task.network("mlp"))
+    state, layers = server.models["mlp"], layers_of(task.networks.get("mlp"))
     rng = torch.Generator().manual_seed(0)
     replies = [
         reply(
@@ -107,7 +107,7 @@ def test_one_shot_matching_of_permuted_clients_is_the_original(tmp_path):
     after = algorithm.fuse(server, replies, Round(1, 1, 0))
     x = torch.randn(4, 1, 8, 8, generator=rng)
     with torch.no_grad():
-        assert torch.allclose(algorithm.loaded("mlp", after.models["mlp"])(x), task.load("mlp", state)(x), atol=1e-5)
+        assert torch.allclose(algorithm.loaded("mlp", after.models["mlp"])(x), task.networks.load("mlp", state)(x), atol=1e-5)
 
 
 def test_a_layer_of_the_wrong_size_and_a_client_that_missed_one_are_left_out():
@@ -123,7 +123,7 @@ def test_a_layer_of_the_wrong_size_and_a_client_that_missed_one_are_left_out():
     server = algorithm.fuse(server, replies, Round(1, 3, 0, "body.0"))
     late = algorithm.instruct(server, "optdigits-2", Round(2, 3, 0, "body.2"))
     with pytest.raises(FedstillError, match="missed the matching of layer 'body.0'"):
-        algorithm.train(late, task.client("optdigits-2", 2), "body.2")
+        algorithm.train(late, Client.of(task, "optdigits-2", 2), "body.2")
 
 
 def test_clients_are_drawn_for_a_whole_cycle():

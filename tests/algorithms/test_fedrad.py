@@ -10,9 +10,9 @@ import torch
 from fedstill.algorithm import Round
 from fedstill.algorithms import create
 from fedstill.algorithms.fedrad import scored_shares
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.fusion.ensemble import ensemble_table
-from fedstill.fusion.merge import weighted_sum
+from fedstill.fusion.merges.average import weighted_sum
 from fedstill.fusion.weightings.robust import Median
 from fedstill.run.loop import run
 from fedstill.task import Task

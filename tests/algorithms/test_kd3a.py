@@ -10,8 +10,8 @@ import torch
 
 from fedstill.algorithm import Round
 from fedstill.algorithms.kd3a import KD3AOptions, by_batch_statistics, domain_weights, smoothed
-from fedstill.errors import FedstillError
-from fedstill.fusion.distil import mixed
+from fedstill.core.errors import FedstillError
+from fedstill.fusion.distillation.distil import mixed
 from fedstill.run.loop import run
 from tests.algorithms.adaptation import algorithm_of, exchange, tiny
 
@@ -80,7 +80,7 @@ def test_statistics_can_stay_with_their_owners():
 def test_batch_statistics_are_those_of_training_mode_and_drift():
     algorithm = algorithm_of(tiny("kd3a"))
     task = algorithm.task
-    network, pool = task.network("cnn-small"), task.pool.samples
+    network, pool = task.networks.get("cnn-small"), task.pool.samples
     before = network.body[2].running_mean.clone()
     found = by_batch_statistics(network, pool, len(pool), torch.Generator().manual_seed(0))
     assert not torch.equal(network.body[2].running_mean, before)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedstill.algorithm import Round
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.local.terms import contrastive_loss
 from fedstill.run.loop import run
 from tests.algorithms.adaptation import algorithm_of, exchange, tiny

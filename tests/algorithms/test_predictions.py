@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithm import Client, Reply, Round, Server
 from fedstill.algorithms import create
 from fedstill.algorithms.cronus import soft_labels
 from fedstill.algorithms.fd import label_means, leave_one_out
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
-from fedstill.local.fit import Batch
-from fedstill.message import Message
 from fedstill.models import build
-from fedstill.run.config import parse
+from fedstill.run.configuration import parse
 from fedstill.run.loop import run
 from fedstill.task import Task
+from fedstill.training.fit import Batch
 from tests.conftest import tiny_config, tiny_tree
 
 POOL = {"holdout": 0.2}
@@ -78,9 +78,9 @@ def test_fedmd_digests_then_revisits_and_every_party_draws_the_same_subset():
     assert not torch.equal(algorithm.public(3).x, algorithm.public(4).x)
     order = []
     algorithm.study = lambda *args, **kwargs: order.append("revisit")
-    network = task.network("mlp")
+    network = task.networks.get("mlp")
     before = F.l1_loss(network(network.normalise(algorithm.public(1).x)), torch.full((20, 10), 2.0))
-    algorithm.learn(network, task.client("optdigits-0", 2), algorithm.public(1), {"logits": torch.full((20, 10), 2.0)})
+    algorithm.learn(network, Client.of(task, "optdigits-0", 2), algorithm.public(1), {"logits": torch.full((20, 10), 2.0)})
     after = F.l1_loss(network(network.normalise(algorithm.public(1).x)), torch.full((20, 10), 2.0))
     assert after < before  # the consensus was learned, and private data came after it
     assert order == ["revisit"]
@@ -117,7 +117,7 @@ def test_own_domains_only_and_poisoned_clients_are_not_asked():
     )
     task = Task(config)
     algorithm = create(task)
-    reply = algorithm.train(Message(), task.client("optdigits-0", 1))
+    reply = algorithm.train(Message(), Client.of(task, "optdigits-0", 1))
     assert [key for key in reply.values if key.startswith("accuracy of ")] == ["accuracy of optdigits"]
     server = algorithm.start()
     server.values["accuracies"] = {"optdigits-0": {"optdigits": 0.8}, "mnist-0": {"optdigits": 0.0}}

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedstill.algorithm import Round, Server
+from fedstill.algorithm import Client, Round, Server
 from fedstill.algorithms import create
 from fedstill.algorithms.shot import SHOTOptions, adapt, information_loss, pseudo_labels
-from fedstill.fusion.predict import accuracy, predict_logits
-from fedstill.message import clone
+from fedstill.core.message import clone
+from fedstill.models.predict import accuracy, predict_logits
 from fedstill.run.loop import run
 from tests.algorithms.adaptation import algorithm_of, tiny
 
@@ -45,7 +45,7 @@ def test_a_class_that_nobody_predicts_is_never_assigned():
 def test_the_classifier_stays_frozen_and_the_rest_learns():
     algorithm = algorithm_of(tiny("shot", model={"name": "cnn-small", "options": {"bottleneck": 16}}))
     task = algorithm.task
-    network = task.network("cnn-small")
+    network = task.networks.get("cnn-small")
     before = clone(network.state_dict())
     adapt(network, task.pool.samples, SHOTOptions(epochs=2), rng=torch.Generator().manual_seed(0))
     after = network.state_dict()
@@ -56,7 +56,7 @@ def test_the_classifier_stays_frozen_and_the_rest_learns():
 
 def test_adaptation_lowers_its_own_objective():
     task = algorithm_of(tiny("shot")).task
-    network, pool = task.network("cnn-small"), task.pool.samples
+    network, pool = task.networks.get("cnn-small"), task.pool.samples
 
     def objective() -> float:
         network.train()  # the running statistics of an untrained network are no statistics
@@ -74,7 +74,7 @@ def test_several_sources_are_a_sum_of_softmaxes(tmp_path: Path):
     total = torch.zeros(len(test), 10)
     assert set(done.server.parts) == {"source optdigits-0", "source mnist-0"}
     for state in done.server.parts.values():
-        network = done.task.load("cnn-small", state).eval()
+        network = done.task.networks.load("cnn-small", state).eval()
         with torch.no_grad():
             total += network(network.normalise(test.x)).softmax(1)
     assert done.accuracy == pytest.approx(float((total.argmax(1) == test.y).double().mean()))
@@ -103,18 +103,18 @@ def test_an_ensemble_leaves_its_members_and_says_what_their_average_has(tmp_path
     assert sorted(path.stem for path in (tmp_path / "models").glob("*.safetensors")) == ["mnist-0", "optdigits-0"]
     assert not (tmp_path / "model.safetensors").exists()
     [test] = done.task.tests.values()
-    merged = accuracy(done.task.load("cnn-small", done.server.models["cnn-small"]), test)
+    merged = accuracy(done.task.networks.load("cnn-small", done.server.models["cnn-small"]), test)
     assert done.history[-1]["merged_accuracy"] == pytest.approx(merged)
 
 
 def test_a_source_sends_the_best_of_its_rounds_on_held_out_data():
     algorithm = algorithm_of(tiny("shot", rounds=2))
-    client = algorithm.task.client("mnist-0", 1)
+    client = Client.of(algorithm.task, "mnist-0", 1)
     message = algorithm.instruct(algorithm.start(), "mnist-0", Round(1, 2, 0, "source"))
     reply = algorithm.train(message, client, "source")
     assert reply.values["samples"] == 86  # a tenth of 96 is held out
     best = {name: tensor + 1 for name, tensor in reply.group("model").items()}
-    later = algorithm.task.client("mnist-0", 2, client.memory.with_parts(best=best, score=2.0))
+    later = Client.of(algorithm.task, "mnist-0", 2, client.memory.with_parts(best=best, score=2.0))
     assert torch.equal(algorithm.train(message, later, "source").group("model")["head.bias"], best["head.bias"])
     assert not torch.equal(
         later.memory.group("model")["head.bias"], best["head.bias"]
@@ -133,7 +133,7 @@ PLAIN = {"optimizer": {"lr": 0.01, "momentum": 0.0, "nesterov": False, "weight_d
 def adapted(options: SHOTOptions) -> tuple[dict, dict, int]:
     """The weights before and after, and how many batches an epoch has."""
     task = algorithm_of(tiny("shot")).task
-    network = task.network("cnn-small")
+    network = task.networks.get("cnn-small")
     before = clone(network.state_dict())
     adapt(network, task.pool.samples, options, rng=torch.Generator().manual_seed(0))
     return before, clone(network.state_dict()), -(-len(task.pool) // options.batch_size)
@@ -161,9 +161,9 @@ def test_sources_learn_smoothed_labels():
     config = tiny("shot", smoothing=0.5, holdout=0.0)
     algorithm = algorithm_of(config.model_copy(update={"local": config.local.model_copy(update={"batch_size": 1000})}))
     task = algorithm.task
-    client = task.client("mnist-0", 1, None)
-    start = task.initial("cnn-small")
-    network = task.load("cnn-small", start, role="apart").train()
+    client = Client.of(task, "mnist-0", 1, None)
+    start = task.networks.initial("cnn-small")
+    network = task.networks.load("cnn-small", start, role="apart").train()
     spoken = network(network.normalise(client.data.x))
     wanted = torch.nn.functional.cross_entropy(spoken, client.data.y, label_smoothing=0.5)
     reply = algorithm.train(algorithm.instruct(algorithm.start(), "mnist-0", Round(1, 2, 0, "source")), client, "source")
@@ -175,7 +175,7 @@ def test_what_is_evaluated_is_what_is_saved(tmp_path: Path):
     result = run(tiny("shot", model={"name": "resnet8-binary"}, backbone_rate=1.0), tmp_path)
     test = next(iter(result.task.tests.values()))
     spoken = [
-        predict_logits(result.task.load(kind, state, role="student"), test).softmax(1)
+        predict_logits(result.task.networks.load(kind, state, role="student"), test).softmax(1)
         for kind, state in create(result.task).products(result.server).values()
     ]
     assert result.history[-1]["accuracy"] == pytest.approx(float((sum(spoken).argmax(1) == test.y).double().mean()))

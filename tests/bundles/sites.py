@@ -11,9 +11,9 @@ from torch import nn
 
 from fedstill.bundles.bundle import About, Architecture, Bundle, write_bundle
 from fedstill.data.samples import Samples
-from fedstill.local.fit import fit
-from fedstill.local.options import Local, Optimizer
 from fedstill.models import build
+from fedstill.training.fit import fit
+from fedstill.training.options import Local, Optimizer
 
 SHAPE = (1, 8, 8)
 

@@ -16,7 +16,7 @@ from fedstill.bundles.bundle import About, Architecture, Bundle, digest, read_bu
 from fedstill.bundles.pack import pack
 from fedstill.bundles.programs import program_kind
 from fedstill.bundles.words import in_words
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.models import build
 
 CLASSES = ["cat", "dog", "owl"]

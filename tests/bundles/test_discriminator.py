@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from fedstill.bundles.bundle import read_bundle
 from fedstill.bundles.fuse import fuse
 from fedstill.bundles.pack import pack
+from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
-from fedstill.local.likeness import DECAY, discriminator_for, distorted
+from fedstill.local.discriminator import DECAY, discriminator_for, distorted
 from fedstill.models.network import Network
 
 from .sites import SHAPE, blobs, write_folder

@@ -12,7 +12,7 @@ from torch import nn
 from fedstill.bundles.bundle import About, Architecture, Subspace, write_bundle
 from fedstill.bundles.fuse import fuse
 from fedstill.bundles.reference import load_reference, reference_id
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.models import build
 
 SHAPE = (1, 8, 8)

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedstill.cli import app
-from fedstill.errors import FedstillError
-from fedstill.run.config import from_toml
+from fedstill.core.errors import FedstillError
+from fedstill.run.configuration import from_toml
 
 
 def call(*arguments):

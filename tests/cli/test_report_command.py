@@ -3,7 +3,7 @@ import typer
 from typer.testing import CliRunner
 
 from fedstill.cli.report import report
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from tests.report.runfolders import write_run
 
 

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from fedstill.algorithms import algorithms
 from fedstill.cli import app, main
-from fedstill.errors import FedstillError
-from fedstill.run.config import from_toml, to_toml
+from fedstill.config.tables import to_toml
+from fedstill.core.errors import FedstillError
+from fedstill.run.configuration import from_toml
 
 FIELDS = {
     "round",
@@ -123,7 +124,7 @@ def test_the_demo_replaces_its_own_runs_and_nothing_else(tmp_path, monkeypatch):
     with pytest.raises(FedstillError, match="rounds"):
         invoke("demo", "--out", out, "--set", "rounds=abc")
     assert own.exists()  # a mistake costs nothing
-    monkeypatch.setattr("fedstill.cli.demo.compare_runs", lambda *_: None)
+    monkeypatch.setattr("fedstill.cli.demo.compare_shown", lambda *_: None)
     assert invoke("demo", "--out", out).exit_code == 0
     assert not own.exists()
     assert (out / "thesis.tex").exists()

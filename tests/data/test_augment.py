@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.augment import augment
-from fedstill.errors import FedstillError
 
 
 def stream(seed=0):

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.embedded import EMBEDDED, _mnist_part
 from fedstill.data.loading import load_domain, load_domains
 from fedstill.data.text import TextOptions
-from fedstill.errors import FedstillError
 
 NAMES = ["cat", "dog", "owl"]
 

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.partition import Partition, _client_prior, _dirichlet, partition
-from fedstill.errors import FedstillError
 
 VARIANTS = ["plain", "balanced", "equal", "client-prior"]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.loading import load_domains
-from fedstill.errors import FedstillError
 
 
 def folder(place, names):

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples, hold_out, normalise, stratified
-from fedstill.errors import FedstillError
 
 
 def test_normalise_is_the_textbook_formula():

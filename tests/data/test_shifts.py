@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
 from fedstill.data.shifts import flip_labels, shift_labels
-from fedstill.errors import FedstillError
 
 HONEST = Samples(torch.zeros(1000, 1), torch.arange(1000) % 10)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.task import Task
 
 

@@ -3,8 +3,8 @@ import zlib
 import pytest
 from pydantic import ValidationError
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.text import TextOptions, tokenize
-from fedstill.errors import FedstillError
 
 
 def test_hash_ids_are_stable_and_never_the_padding():

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import fedstill.engine.flower  # noqa: F401  (before flwr: it turns telemetry off)
+import fedstill.engine.flower.records  # noqa: F401  (before flwr: it turns telemetry off)
 
 from flwr.app import Context, Error, Message, RecordDict  # isort: skip
 from flwr.serverapp import Grid  # isort: skip

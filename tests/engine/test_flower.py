@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr", reason="the extra fedstill[flower] is not installed")
 
-from fedstill.engine.flower import QUIET, client_app, from_records, run_on, to_records
-from fedstill.errors import FedstillError
-from fedstill.federation import NodeTask, RosterTask, Site
-from fedstill.message import Message
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message
+from fedstill.engine.flower.client import client_app
+from fedstill.engine.flower.records import QUIET, from_records, to_records
+from fedstill.run.configuration import configuration
+from fedstill.run.federation import run_on
 from fedstill.run.loop import run
-from fedstill.run.presets import configuration
 from fedstill.task import Task
+from fedstill.task.sites import NodeTask, RosterTask, Site
 from tests.conftest import tiny_config
 from tests.engine.localgrid import LocalGrid, context
 
@@ -314,9 +316,9 @@ def reply_of(model, node, samples=10, **more):
 
 
 def test_a_strategy_leaves_broken_replies_out():
-    from fedstill.flower import FedDF
-    from fedstill.fusion.options import Distillation
-    from fedstill.local.options import Optimizer
+    from fedstill.engine.flower.strategies import FedDF
+    from fedstill.fusion.distillation.options import Distillation
+    from fedstill.training.options import Optimizer
 
     good, bad = net(1), net(2)
     with torch.no_grad():
@@ -330,7 +332,7 @@ def test_a_strategy_leaves_broken_replies_out():
 
 
 def test_fedd3a_trusts_the_client_whose_domain_it_is():
-    from fedstill.flower import FedD3A, projection
+    from fedstill.engine.flower.strategies import FedD3A, projection
 
     def half(which):  # inputs that live in one half of the input space
         x = torch.zeros(40, 1, 2, 2)
@@ -350,7 +352,7 @@ def test_fedd3a_trusts_the_client_whose_domain_it_is():
 
 def test_the_fedd3a_strategy_does_what_its_options_say():
     from fedstill.algorithms.fedd3a import FedD3AOptions
-    from fedstill.flower import FedD3A, projection
+    from fedstill.engine.flower.strategies import FedD3A, projection
 
     sent, pool = net(), torch.rand(20, 1, 2, 2)
     strategy = FedD3A(sent, pool, options=FedD3AOptions(weighting="onehot", merge="examples"))
@@ -366,7 +368,7 @@ def test_the_fedd3a_strategy_does_what_its_options_say():
 
 
 def test_batches_have_the_projection_of_the_whole():
-    from fedstill.flower import projection
+    from fedstill.engine.flower.strategies import projection
 
     model, x = net(), torch.rand(70, 1, 2, 2)
     whole, parts = (projection(model, inputs).to_torch_state_dict()["matrix"] for inputs in (x, x.split(16)))
@@ -374,7 +376,7 @@ def test_batches_have_the_projection_of_the_whole():
 
 
 def test_a_projection_of_another_shape_costs_its_own_reply():
-    from fedstill.flower import FedD3A, projection
+    from fedstill.engine.flower.strategies import FedD3A, projection
 
     strategy = FedD3A(net(), torch.rand(20, 1, 2, 2))
     strategy.sent = dict(net().state_dict())
@@ -384,14 +386,14 @@ def test_a_projection_of_another_shape_costs_its_own_reply():
 
 
 def test_a_fedd3a_client_without_a_projection_is_told():
-    from fedstill.flower import FedD3A
+    from fedstill.engine.flower.strategies import FedD3A
 
     strategy = FedD3A(net(), torch.rand(5, 1, 2, 2))
     assert strategy.aggregate_train(1, [reply_of(net(1), 2)]) == (None, None)
 
 
 def test_the_app_that_init_writes_is_complete(tmp_path):
-    from fedstill.engine.app import write_app
+    from fedstill.engine.flower.app import write_app
 
     folder = write_app(tmp_path / "app", config("fedavg"))
     with pytest.raises(FedstillError, match="not empty"):

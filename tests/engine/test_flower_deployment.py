@@ -21,9 +21,9 @@ pytest.importorskip("psutil", reason="psutil is not installed")
 
 import psutil
 
-from fedstill.engine.app import write_app
-from fedstill.engine.loopback import Loopback
-from fedstill.run.config import to_toml
+from fedstill.config.tables import to_toml
+from fedstill.engine.flower.app import write_app
+from fedstill.engine.flower.loopback import Loopback
 from fedstill.run.history import read_history
 from fedstill.run.loop import run
 from tests.conftest import tiny_config
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.deployment
 def pace():
     """Seconds that a client process needs to start here and now; every message starts one."""
     clock = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import fedstill.engine.flower"], check=True)
+    subprocess.run([sys.executable, "-c", "import fedstill.engine.flower.records"], check=True)
     return time.perf_counter() - clock
 
 
@@ -97,7 +97,7 @@ def test_nodes_that_die_hang_or_lie_cost_their_replies(pace, tmp_path):
 def test_a_killed_parent_takes_its_federation_with_it(tmp_path):
     script = f"""
 import time, pathlib
-from fedstill.engine.loopback import Loopback
+from fedstill.engine.flower.loopback import Loopback
 with Loopback(pathlib.Path({str(tmp_path)!r})) as link:
     link.node("node", {{"partition-id": 0, "num-partitions": 1}})
     print(*[process.pid for process in link.processes], link.keeper.process.pid, flush=True)

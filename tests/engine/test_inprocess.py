@@ -11,11 +11,11 @@ import torch
 
 from fedstill.algorithms import create
 from fedstill.algorithms.fedavg import FedAvg
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message
 from fedstill.engine.inprocess import InProcess
 from fedstill.engine.memory import Memory
-from fedstill.errors import FedstillError
-from fedstill.message import Message
-from fedstill.run.config import parse
+from fedstill.run.configuration import parse
 from fedstill.run.loop import drive, run
 from fedstill.task import Task
 from tests.conftest import tiny_tree

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedstill.algorithms.feddf import FedDF
-from fedstill.message import Message
+from fedstill.core.message import Message
 
 
 class Trouble(FedDF):

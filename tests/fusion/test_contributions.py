@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedstill.fusion.contributions import (
+from fedstill.fusion.merges.contributions import (
     contribution_weights,
     leave_one_out,
     qualities,
@@ -97,7 +97,7 @@ def test_sampled_shapley_is_within_its_stated_error():
 
 
 def test_contributions_are_a_merge_for_systems_that_distil(tmp_path: Path):
-    from fedstill.run.config import parse
+    from fedstill.run.configuration import parse
     from fedstill.run.loop import run
 
     tree = {

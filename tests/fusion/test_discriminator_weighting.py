@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from fedstill.algorithm import Reply
+from fedstill.core.message import Message
 from fedstill.data.samples import Samples
 from fedstill.fusion.ensemble import ensemble_table
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weighting import Scene, make_weighting
 from fedstill.fusion.weightings.counts import class_weights
+from fedstill.fusion.weightings.weighting import Scene, make_weighting
 from fedstill.local.adversarial import adversarial_loss
-from fedstill.message import Message
 from fedstill.models.network import Network
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import clone
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
-from fedstill.fusion.distil import distil
-from fedstill.fusion.divergence import divergence
+from fedstill.fusion.distillation.distil import distil
+from fedstill.fusion.distillation.divergence import divergence
+from fedstill.fusion.distillation.options import Averaging, Distillation
 from fedstill.fusion.ensemble import Table, ensemble_table
-from fedstill.fusion.norm import buffer_names
-from fedstill.fusion.options import Averaging, Distillation
-from fedstill.fusion.predict import accuracy, predict_logits
-from fedstill.local.options import Optimizer
-from fedstill.message import clone
+from fedstill.models.predict import accuracy, predict_logits
+from fedstill.models.statistics import buffer_names
+from fedstill.training.options import Optimizer
 
 from .speakers import Given, Linear, pool, teach
 

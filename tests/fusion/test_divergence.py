@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from fedstill.fusion.divergence import divergence, sharpened
+from fedstill.fusion.distillation.divergence import divergence, sharpened
 
 P, Q = torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]])
 

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
-from fedstill.fusion.divergence import divergence
+from fedstill.fusion.distillation.divergence import divergence
 from fedstill.fusion.ensemble import ensemble_table
-from fedstill.fusion.predict import predict_logits
-from fedstill.fusion.weighting import Ballot, Scene, Scored, Voting, make_weighting, weightings
+from fedstill.fusion.weightings.weighting import Ballot, Scene, Scored, Voting, make_weighting, weightings
+from fedstill.models.predict import predict_logits
 
 from .speakers import Given, Linear, Reads, pool, teach
 

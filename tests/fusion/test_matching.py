@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from fedstill.errors import FedstillError
-from fedstill.fusion.matching import (
+from fedstill.core.errors import FedstillError
+from fedstill.fusion.merges.average import weighted_sum
+from fedstill.fusion.merges.matching import (
     Matching,
     layers_of,
     match_models,
@@ -19,7 +20,6 @@ from fedstill.fusion.matching import (
     spread,
     weighed_by_class,
 )
-from fedstill.fusion.merge import weighted_sum
 from fedstill.models import build
 
 NETWORKS = {

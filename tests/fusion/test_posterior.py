@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedstill.algorithm import Reply
-from fedstill.fusion.posterior import (
+from fedstill.core.message import Message
+from fedstill.fusion.merges.posterior import (
     dirichlet_sample,
     gaussian_sample,
     moments,
@@ -14,7 +15,6 @@ from fedstill.fusion.posterior import (
     unit_gaussian_sample,
     unit_moments,
 )
-from fedstill.message import Message
 
 BASE = {"w": torch.zeros(2), "running_var": torch.ones(2), "count": torch.tensor(7)}
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
-from fedstill.fusion.weighting import Scene, make_weighting, report_of, weightings
 from fedstill.fusion.weightings.projection import STACK, one_hot_weights, proximity, soft_weights
+from fedstill.fusion.weightings.weighting import Scene, make_weighting, report_of, weightings
 from fedstill.local.projection import Projection, compress, projection_matrix, subspace
 
 seeds = st.integers(0, 10_000)

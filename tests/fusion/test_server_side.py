@@ -8,16 +8,16 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithm import Client, Reply, Round, Server
 from fedstill.algorithms import create
-from fedstill.errors import FedstillError
-from fedstill.fusion.merge import merge_models, uniform
-from fedstill.fusion.norm import buffer_names, recalibrate
-from fedstill.fusion.options import Source
-from fedstill.fusion.source import draw, fresh_inputs
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message, clone
+from fedstill.fusion.distillation.options import Source
+from fedstill.fusion.distillation.source import draw, fresh_inputs
+from fedstill.fusion.merges.average import merge_models, uniform
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst, kept
-from fedstill.message import Message, clone
 from fedstill.models import build_generator
+from fedstill.models.statistics import buffer_names, recalibrate
 from fedstill.run.loop import run
 from fedstill.task import Task
 
@@ -80,7 +80,7 @@ def test_a_mixture_has_its_shares(tiny):
     mixed = draw(Source(kind="mixture", size=40, shares={"data": 1.0, "noise": 3.0}), task, stream())
     assert len(mixed) == 40
     assert mixed.x.dtype == torch.float32  # normalised, since the parts come in different forms
-    pool = task.network("mlp").normalise(task.pool.samples.x).flatten(1)
+    pool = task.networks.get("mlp").normalise(task.pool.samples.x).flatten(1)
     real = (mixed.x.flatten(1)[:, None] == pool).all(2).any(1)
     assert int(real.sum()) == 10
     with pytest.raises(FedstillError, match="positive share"):
@@ -146,7 +146,7 @@ def test_drop_worst_by_chance_then_by_deviation():
 
 def test_drop_worst_names_who_was_left_out(tiny):
     task = Task(tiny(data={"validation": 0.3}))
-    good = create(task).train(Message.of(model=task.initial("mlp")), task.client("optdigits-0", 1)).group("model")
+    good = create(task).train(Message.of(model=task.networks.initial("mlp")), Client.of(task, "optdigits-0", 1)).group("model")
     dead = {name: torch.zeros_like(tensor) for name, tensor in good.items()}
     dead["head.bias"][int(task.validation.counts(10).argmin())] = 1.0  # says the same of everything, and is rarely right
     round = Round(1, 2, 0)
@@ -174,11 +174,11 @@ def test_architectures_are_never_averaged_together_and_one_without_clients_carri
         algorithm={"name": "feddf", "distillation": {"steps": 3}},
     )
     task = Task(config)
-    server = Server({name: task.initial(name) for name in task.prototypes})
+    server = Server({name: task.networks.initial(name) for name in task.networks.prototypes})
     states = {}
     for i, (client, info) in enumerate(task.clients.items()):
-        states[client] = {k: torch.full_like(t, float(i)) for k, t in task.initial(info.prototype).items()}
-    clients = {name: [c for c, info in task.clients.items() if info.prototype == name] for name in task.prototypes}
+        states[client] = {k: torch.full_like(t, float(i)) for k, t in task.networks.initial(info.prototype).items()}
+    clients = {name: [c for c, info in task.clients.items() if info.prototype == name] for name in task.networks.prototypes}
     merged = merge_models(task, server, [reply_of(task, c, s) for c, s in states.items()], uniform)
     for name, mine in clients.items():
         wanted = sum(list(states).index(c) for c in mine) / len(mine)
@@ -189,23 +189,23 @@ def test_architectures_are_never_averaged_together_and_one_without_clients_carri
 
 def test_averaged_counters_stay_whole_numbers(tiny):
     task = Task(batch_norm(tiny))
-    counters = [k for k, t in task.initial("cnn-small").items() if not t.is_floating_point()]
+    counters = [k for k, t in task.networks.initial("cnn-small").items() if not t.is_floating_point()]
     assert counters
-    states = [task.initial("cnn-small") for _ in task.clients]
+    states = [task.networks.initial("cnn-small") for _ in task.clients]
     for i, state in enumerate(states):
         state.update({k: torch.tensor(3 * i) for k in counters})
-    server = Server({"cnn-small": task.initial("cnn-small")})
+    server = Server({"cnn-small": task.networks.initial("cnn-small")})
     merged = merge_models(task, server, [reply_of(task, c, s) for c, s in zip(task.clients, states, strict=True)], uniform)
     assert all(merged["cnn-small"][k].dtype == torch.int64 and int(merged["cnn-small"][k]) == 2 for k in counters)
 
 
 def test_recalibrated_statistics_are_those_of_the_servers_data(tiny):
     task = Task(batch_norm(tiny, model={"name": "cnn-small", "buffers": "recalibrate"}))
-    server = Server({"cnn-small": task.initial("cnn-small")})
-    states = [task.initial("cnn-small") for _ in task.clients]
+    server = Server({"cnn-small": task.networks.initial("cnn-small")})
+    states = [task.networks.initial("cnn-small") for _ in task.clients]
     merged = merge_models(task, server, [reply_of(task, c, s) for c, s in zip(task.clients, states, strict=True)], uniform)
-    wanted = clone(recalibrate(task.load("cnn-small", states[0]), task.pool.samples).state_dict())
-    names = buffer_names(task.network("cnn-small"))
+    wanted = clone(recalibrate(task.networks.load("cnn-small", states[0]), task.pool.samples).state_dict())
+    names = buffer_names(task.networks.get("cnn-small"))
     assert all(torch.allclose(merged["cnn-small"][k].double(), wanted[k].double()) for k in names)
     assert any(not torch.allclose(wanted[k].double(), states[0][k].double()) for k in names)
     with pytest.raises(FedstillError, match=r"data\.server, holdout or validation"):
@@ -216,8 +216,8 @@ def test_local_statistics_never_travel(tiny, tmp_path):
     for policy, alike in (("local", False), ("average", True)):
         config = batch_norm(tiny, model={"name": "cnn-small", "buffers": policy}, rounds=1)
         result = run(config, tmp_path / policy)
-        names = buffer_names(result.task.network("cnn-small"))
-        template = result.task.template("cnn-small")
+        names = buffer_names(result.task.networks.get("cnn-small"))
+        template = result.task.networks.get("cnn-small").state_dict()
         weights = sum(t.numel() * t.element_size() for k, t in template.items() if alike or k not in names)
         extra = result.history[0]["bytes_up"] - 2 * weights
         assert 0 < extra < 500  # the values besides the tensors

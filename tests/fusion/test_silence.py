@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
 from fedstill.fusion.ensemble import ensemble_table
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weighting import Ballot, Ready, Voting
 from fedstill.fusion.weightings.robust import Median, Trimmed
+from fedstill.fusion.weightings.weighting import Ballot, Ready, Voting
 from fedstill.models.network import Network
 
 

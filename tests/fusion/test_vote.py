@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.fusion.vote import Gate, knowledge_vote
-from fedstill.fusion.weighting import Scene, make_weighting
+from fedstill.fusion.weightings.weighting import Scene, make_weighting
 
 DRAGON, FROG, CAT = 0, 1, 2
 # KDCL, Figure 2: four sources, gate 0.9. The fourth is not confident; the third is, but of another class than the consensus.

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
+from fedstill.core.message import Message, clone
 from fedstill.data.samples import Samples
 from fedstill.local.adversarial import Adversarial, Discriminator, Game, adversarial_loss, generator_loss, gradient_penalty
-from fedstill.local.fit import Batch, fit
-from fedstill.local.options import Local, Optimizer
-from fedstill.message import Message, clone
 from fedstill.models import build, build_generator
+from fedstill.training.fit import Batch, fit
+from fedstill.training.options import Local, Optimizer
 
 
 def logit(f):

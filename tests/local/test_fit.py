@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
-from fedstill.local.fit import Batch, batches, fit, learning_rate, optimiser
-from fedstill.local.options import Local, Optimizer, Schedule
 from fedstill.local.terms import contrastive_loss, distil_from, proximal
 from fedstill.models import build
+from fedstill.training.fit import Batch, batches, fit, learning_rate, optimiser
+from fedstill.training.options import Local, Optimizer, Schedule
 
 
 def samples(n=20):

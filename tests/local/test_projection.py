@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fedstill.algorithm import Client
+from fedstill.core.message import Message
 from fedstill.local.projection import (
     Projection,
     batch_means,
@@ -20,8 +22,7 @@ from fedstill.local.projection import (
     scaled_alpha,
     subspace,
 )
-from fedstill.message import Message
-from fedstill.run.presets import configuration
+from fedstill.run.configuration import configuration
 from fedstill.task import Task
 
 shapes = st.tuples(st.integers(1, 12), st.integers(1, 10), st.integers(0, 10_000))
@@ -143,14 +144,14 @@ def task() -> Task:
 
 
 def report_of(task: Task, **options) -> dict[str, torch.Tensor]:
-    client = task.client("mnist-0", 1)
-    message = Message.of(model=task.initial(client.prototype))
+    client = Client.of(task, "mnist-0", 1)
+    message = Message.of(model=task.networks.initial(client.prototype))
     return projection_report(message, client, options)
 
 
 def test_the_report_is_eq_5_on_the_received_backbone(task):
     sent = report_of(task, batch_size=1, alpha=0.5, relative=False)["matrix"]
-    network = task.load("cnn-small", task.initial("cnn-small")).eval()
+    network = task.networks.load("cnn-small", task.networks.initial("cnn-small")).eval()
     with torch.no_grad():
         z = network.features(network.normalise(task.data_of("mnist-0").x)).double()
     torch.testing.assert_close(sent, definition(z, 0.5).float(), atol=1e-4, rtol=1e-3)

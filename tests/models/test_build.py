@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedstill import models
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.models.layers import channels_last
 from fedstill.models.shufflenet import ShuffleUnit
 

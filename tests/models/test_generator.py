@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.models import build_generator, generator_kinds
 
 IMAGES = [kind for kind in generator_kinds() if kind != "features"]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedstill import models
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.models.wrapped import Wrapped
 
 

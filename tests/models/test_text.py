@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedstill import models
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 
 transformers = pytest.importorskip("transformers")
 

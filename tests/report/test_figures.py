@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedstill.cli import app
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.report.figures import draw_features, draw_weights, teacher_weights
 from fedstill.report.runs import Run
 from fedstill.run.loop import run

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.report.live import live_server
 from tests.report.runfolders import write_run
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.report.page import build_page, page_data
 from fedstill.report.runs import load_run
 from tests.report.runfolders import png, write_comparison, write_run

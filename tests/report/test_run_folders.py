@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.report.runs import find_runs, load_run
 from tests.report.runfolders import write_comparison, write_run
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedstill.reproduce import Plan, published, studies
 from fedstill.reproduce.dafkd import ALPHAS, TARGETS, systems, tree, variants
-from fedstill.run.presets import resolve
+from fedstill.run.configuration import resolve
 
 PLAN = Plan(Path("out"), Path("data"))
 

@@ -10,7 +10,7 @@ from PIL import Image
 import fedstill.reproduce.feddf as tables
 from fedstill.reproduce import Plan, Run, published, reproduce, studies
 from fedstill.reproduce.feddf_toy import PIXELS, fuse_toy
-from fedstill.run.presets import resolve
+from fedstill.run.configuration import resolve
 
 
 def test_figure_1_the_distilled_model_is_nearer_the_ensemble(tmp_path):

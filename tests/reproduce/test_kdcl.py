@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedstill.reproduce import Plan, Run, published, studies
 from fedstill.reproduce.kdcl import DIGITS, PACS, first_round, tree_of, wanted, weight_of
-from fedstill.run.presets import resolve
+from fedstill.run.configuration import resolve
 
 
 def test_systems_and_targets_are_chosen_apart():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fedstill.algorithms import algorithms
+from fedstill.core.options import laid_over
 from fedstill.reproduce import Plan, Run, feddf_table3, poisoning, published
-from fedstill.run.presets import laid_over, resolve
+from fedstill.run.configuration import resolve
 
 
 def test_poisoning_runs_every_attack(tmp_path):

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedstill.cli import app, main
-from fedstill.errors import FedstillError
-from fedstill.run.config import from_toml, parse, to_toml
-from fedstill.run.presets import configuration, presets, resolve
+from fedstill.config.presets import presets
+from fedstill.config.tables import to_toml
+from fedstill.core.errors import FedstillError
+from fedstill.run.configuration import configuration, from_toml, parse, resolve
 from tests.conftest import tiny_tree
 
 

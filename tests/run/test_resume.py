@@ -1,4 +1,4 @@
-"""A run killed at any moment and resumed ends with the weights of one that was left alone, bit for bit."""
+"""A run killed at any moment and resumed ends with the weights of one that was left folder_lock, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import time
 
 import pytest
 
-from fedstill.errors import FedstillError
+from fedstill.config.tables import to_toml
+from fedstill.core.errors import FedstillError
 from fedstill.run.checkpoint import load_checkpoint
-from fedstill.run.config import to_toml
-from fedstill.run.loop import Listener, alone, run
+from fedstill.run.folder import folder_lock
+from fedstill.run.listener import Listener
+from fedstill.run.loop import run
 
 ROUNDS = 80
 
@@ -179,7 +181,7 @@ def test_a_run_whose_first_round_failed_can_be_begun_anew(tiny, tmp_path):
 
 
 def test_one_process_at_a_time_writes_to_a_folder(tiny, tmp_path):
-    with alone(tmp_path), pytest.raises(FedstillError, match="another process is writing"):
+    with folder_lock(tmp_path), pytest.raises(FedstillError, match="another process is writing"):
         run(tiny(rounds=1), tmp_path)
     assert len(run(tiny(rounds=1), tmp_path).history) == 1
 

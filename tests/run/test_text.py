@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from fedstill.cli import app
-from fedstill.run.config import parse
+from fedstill.run.configuration import configuration, parse
 from fedstill.run.loop import run
-from fedstill.run.presets import configuration
 
 GOOD, BAD = ("good", "lovely", "fine", "bright"), ("bad", "awful", "dull", "grim")
 REST = ("a", "film", "the", "plot", "is", "and", "actor", "with")
@@ -58,7 +57,7 @@ def test_feddf_learns_sentences(sentences, tmp_path):
 
 
 def test_noise_is_for_images(sentences, tmp_path):
-    from fedstill.errors import FedstillError
+    from fedstill.core.errors import FedstillError
 
     with pytest.raises(FedstillError, match="not images"):
         run(parse(tree(sentences, name="feddf", source={"kind": "noise"})), tmp_path / "a")

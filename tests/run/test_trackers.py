@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.run.trackers import numbers, tracker
 
 LINES = [
@@ -28,7 +28,8 @@ def test_tensorboard_has_the_numbers_of_the_history(tmp_path):
         following = tracker("tensorboard", tmp_path)
         for line in part:
             following.round(line)
-        following.close(SUMMARY)
+        following.finished(SUMMARY)
+        following.closed()
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={accumulator.TENSORS: 0})
     events.Reload()
     from tensorboard.util.tensor_util import make_ndarray
@@ -47,7 +48,8 @@ def test_mlflow_has_the_numbers_of_the_history(tmp_path):
         (tmp_path / "config.toml").write_text('seed = 4\n[algorithm]\nname = "feddf"\n')
         for line in part:
             following.round(line)
-        following.close(SUMMARY)
+        following.finished(SUMMARY)
+        following.closed()
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
@@ -68,7 +70,7 @@ def test_nothing_is_written_outside_the_run_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(elsewhere)
     following = tracker("mlflow", tmp_path / "run")
     following.round(LINES[0])
-    following.close()
+    following.closed()
     assert list(elsewhere.iterdir()) == []
 
 

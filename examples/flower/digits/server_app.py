@@ -5,7 +5,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from digits.task import Net, load_pool
 from fedstill.flower import FedD3A, FedDF
-from fedstill.fusion.options import Distillation
+from fedstill.fusion.distillation.options import Distillation
 
 app = ServerApp()
 

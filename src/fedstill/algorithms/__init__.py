@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 from fedstill.algorithm import Algorithm, Options
-from fedstill.errors import FedstillError, unknown
-from fedstill.run.config import validated
+from fedstill.core.errors import FedstillError, unknown
+from fedstill.core.options import validated
 from fedstill.task import Task
 
 __all__ = ["algorithms", "create", "find", "options_of"]

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from fedstill.algorithm import Algorithm, Client, Reply, Round, Server
+from fedstill.core.message import Message, clone
 from fedstill.data.samples import Samples
-from fedstill.local.fit import fit, learning_rate
-from fedstill.message import Message, clone
+from fedstill.training.fit import fit, learning_rate
 
 __all__ = ["Ceiling"]
 
@@ -30,7 +30,7 @@ class Ceiling(Algorithm):
 
     def start(self) -> Server:
         """One model."""
-        return Server({self.task.student: self.task.initial(self.task.student)})
+        return Server({self.task.networks.student: self.task.networks.initial(self.task.networks.student)})
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
         """Nothing to do."""
@@ -44,8 +44,8 @@ class Ceiling(Algorithm):
         """The local epochs, over the union of the clients' data."""
         shares = [self.task.data_of(reply.client) for reply in replies]
         pooled = Samples(torch.cat([s.x for s in shares]), torch.cat([s.y for s in shares if s.y is not None]))
-        network = self.task.load(self.task.student, server.models[self.task.student])
+        network = self.task.networks.load(self.task.networks.student, server.models[self.task.networks.student])
         rate = learning_rate(self.local.optimizer.lr, self.local.schedule, round.number, round.total)
         fit(network, pooled, self.local, rng=round.rng("fit"), lr=rate)
         round.note(pooled_samples=len(pooled))
-        return Server({self.task.student: clone(network.state_dict())})
+        return Server({self.task.networks.student: clone(network.state_dict())})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedstill.algorithm import Client, Server
 from fedstill.algorithms.fedavg import FedAvg
+from fedstill.core.message import Message
 from fedstill.fusion.weightings.counts import fault as counts_fault
 from fedstill.local.reports import make_report
-from fedstill.message import Message
 
 __all__ = ["Counting"]
 

@@ -17,14 +17,13 @@ from torch import Tensor
 
 from fedstill.algorithm import Client, Reply, Round, Server
 from fedstill.algorithms.fedmd import FedMD, PublicOptions
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import State
+from fedstill.core.options import Part, validated
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
-from fedstill.fusion.weighting import Scene, Voting, make_weighting, options_kind
-from fedstill.local.fit import Batch, Fit, Term
-from fedstill.message import State
+from fedstill.fusion.weightings.weighting import Scene, Voting, make_weighting, options_kind
 from fedstill.models.network import Network
-from fedstill.options import Part
-from fedstill.run.config import validated
+from fedstill.training.fit import Batch, Fit, Term
 
 __all__ = ["Cronus", "CronusOptions", "soft_labels"]
 

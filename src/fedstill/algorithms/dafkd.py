@@ -17,25 +17,25 @@ from torch import Tensor
 
 from fedstill.algorithm import Client, Reply, Round, Server
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message, State, clone
+from fedstill.core.options import Part, Positive
+from fedstill.core.streams import subseed
+from fedstill.fusion.distillation.options import Distillation, Source
+from fedstill.fusion.distillation.source import check_range, draw
+from fedstill.fusion.distillation.transfer import learn, note_merged
 from fedstill.fusion.ensemble import Space, scored_table, summed_space
-from fedstill.fusion.merge import MergeName, by_examples, uniform, weighted_sum, with_statistics
-from fedstill.fusion.options import Distillation, Source
-from fedstill.fusion.predict import apply
-from fedstill.fusion.screen import not_finite
-from fedstill.fusion.source import check_range, draw
-from fedstill.fusion.transfer import learn, note_merged
+from fedstill.fusion.merges.average import MergeName, by_examples, uniform, weighted_sum, with_statistics
+from fedstill.fusion.screening import not_finite
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
-from fedstill.local.fit import fit, learning_rate, steps_an_epoch
 from fedstill.local.masking import is_key, key_pair, masked, unmasked_state, unmasked_sum
-from fedstill.local.options import Optimizer
-from fedstill.message import Message, State, clone
 from fedstill.models.binary import binary_weights
 from fedstill.models.generator import Generator, build_generator
 from fedstill.models.heads import HeadOnly
 from fedstill.models.network import Network
-from fedstill.options import Part, Positive
-from fedstill.streams import subseed
+from fedstill.models.predict import apply
+from fedstill.training.fit import fit, learning_rate, steps_an_epoch
+from fedstill.training.options import Optimizer
 
 __all__ = ["DaFKD", "DaFKDOptions", "GeneratorPart"]
 
@@ -150,7 +150,7 @@ class DaFKD(FedDF):
             raise FedstillError(f"level = '{chosen.level}' cannot have generator.kind = '{chosen.generator.kind}'")
         if chosen.no_correlation and chosen.weighting != "uniform":
             raise FedstillError(f"no_correlation weighs teachers alike, and weighting = '{chosen.weighting}' was asked for")
-        if self.shared and (chosen.secure or len(task.prototypes) > 1):
+        if self.shared and (chosen.secure or len(task.networks.prototypes) > 1):
             raise FedstillError("discriminator = 'shared' averages discriminators: it needs one architecture and secure = false")
         if chosen.source.generator is not None:
             raise FedstillError("dafkd draws from the generator that its clients trained: leave source.generator out")
@@ -172,14 +172,14 @@ class DaFKD(FedDF):
             )
         if chosen.merge not in ("uniform", "examples"):
             raise FedstillError(f"secure = true sums models that nobody sees, and merge = '{chosen.merge}' looks at them")
-        if any(binary_weights(task.network(name)) for name in task.prototypes):
+        if any(binary_weights(task.networks.get(name)) for name in task.networks.prototypes):
             raise FedstillError("secure = true sums weights, which 1-bit clients do not send")
 
     # -- the parts that are this system's own ----------------------------------------------------------------------------------
 
     def new_generator(self) -> Generator:
         """The generator with its initial weights, a function of the seed alone."""
-        widths = {self.task.network(name).feature_dim for name in self.task.prototypes}
+        widths = {self.task.networks.get(name).feature_dim for name in self.task.networks.prototypes}
         if self.options.level == "features" and len(widths) > 1:
             raise FedstillError(f"level = 'features' needs models whose features are equally wide, not {sorted(widths)}")
         part = self.options.generator
@@ -223,7 +223,7 @@ class DaFKD(FedDF):
         config, local = self.task.config, self.task.config.local
         if self.options.local_optimizer is not None:
             local = local.model_copy(update={"optimizer": self.options.local_optimizer})
-        network = self.task.load(client.prototype, message.group("model"))  # line 17
+        network = self.task.networks.load(client.prototype, message.group("model"))  # line 17
         generator = self.load_generator(message.group("generator"))
         mine = (message if self.shared else client.memory).group("discriminator")
         discriminator = Discriminator(network, mine, sharing=not self.options.no_sharing).train()  # line 18
@@ -311,7 +311,7 @@ class DaFKD(FedDF):
         generator = self.load_generator(message.group("generator"))
         rng = torch.Generator().manual_seed(int(message.values["pool_seed"]))
         samples = draw(self.options.source, self.task, rng, generator)
-        network = self.view(self.task.load(client.prototype, client.memory.group("trained")))
+        network = self.view(self.task.networks.load(client.prototype, client.memory.group("trained")))
         mine = client.memory.group("discriminator")
         discriminator = Discriminator(network, mine, sharing=not self.options.no_sharing).eval()
 
@@ -345,7 +345,7 @@ class DaFKD(FedDF):
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """Generators, discriminators and masked answers must have the shapes that are expected, and a key must be one."""
-        network = self.task.network(self.task.clients[client].prototype)
+        network = self.task.networks.get(self.task.clients[client].prototype)
         answers = torch.empty(self.options.source.size, len(self.task.classes) + 1, device="meta")
         expected: dict[str, Mapping[str, Tensor]] = {
             "generator": server.parts["generator"],

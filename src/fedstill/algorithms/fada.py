@@ -26,18 +26,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message, State, clone
+from fedstill.core.options import Positive
+from fedstill.core.streams import subseed
 from fedstill.data.augment import augment
-from fedstill.errors import FedstillError
-from fedstill.fusion.merge import merge_models
-from fedstill.fusion.predict import apply
+from fedstill.fusion.merges.average import merge_models
 from fedstill.local.adversarial import generated_statistics
-from fedstill.local.fit import batches, learning_rate, memory_of, optimiser, remind
-from fedstill.local.options import Optimizer
-from fedstill.message import Message, State, clone
 from fedstill.models.layers import seeded
 from fedstill.models.network import Network
-from fedstill.options import Positive
-from fedstill.streams import subseed
+from fedstill.models.predict import apply
+from fedstill.training.fit import batches, learning_rate, memory_of, optimiser, remind
+from fedstill.training.options import Optimizer
 
 __all__ = ["FADA", "Critics", "FADAOptions", "attention", "mutual_information", "within_clusters"]
 
@@ -144,9 +144,9 @@ class FADA(Algorithm):
 
     def __init__(self, task: Any, options: Any = None):
         super().__init__(task, options)
-        if len(task.prototypes) > 1:
+        if len(task.networks.prototypes) > 1:
             raise FedstillError("fada averages the models of all sources: model.clients must name one architecture")
-        self.prototype: str = task.prototypes[0]
+        self.prototype: str = task.networks.prototypes[0]
 
     def batches_a_round(self) -> int:
         """What the largest client trains in a round; all train so many batches."""
@@ -171,7 +171,7 @@ class FADA(Algorithm):
     @cached_property
     def backbone_width(self) -> int:
         """How many numbers the backbone makes of a sample."""
-        network = self.task.network(self.prototype)
+        network = self.task.networks.get(self.prototype)
         assert self.task.pool is not None, "a target domain is a pool"
         return apply(network.backbone, network, self.task.pool.samples.take(torch.arange(1))).shape[1]
 
@@ -179,7 +179,7 @@ class FADA(Algorithm):
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
         """The target model, and its features of as many target samples as the source will have in its batches."""
-        network = self.task.load(self.prototype, server.models[self.prototype], role="student")
+        network = self.task.networks.load(self.prototype, server.models[self.prototype], role="student")
         pool = self.task.pool
         assert pool is not None, "a target domain is a pool"
         wanted = min(len(pool), self.steps(round.phase) * self.local.batch_size)
@@ -197,7 +197,7 @@ class FADA(Algorithm):
     def train(self, message: Message, client: Client, phase: str = "sync-0") -> Message:
         """Critics and model in turn, for the batches of this synchronisation."""
         options, local = self.options, self.local
-        network = client.task.load(client.prototype, message.group("model"))
+        network = client.task.networks.load(client.prototype, message.group("model"))
         device = next(network.parameters()).device
         target = message.group("target")["features"].to(device)
         critics = self.critics(network, target.shape[1], client.id)
@@ -253,7 +253,7 @@ class FADA(Algorithm):
         by_name = {reply.client: weight for reply, weight in zip(replies, weights, strict=True)}
         round.note(weights=by_name)
         merged = merge_models(self.task, server, replies, lambda group: [by_name[reply.client] for reply in group])
-        network = self.task.load(self.prototype, merged[self.prototype], role="student")
+        network = self.task.networks.load(self.prototype, merged[self.prototype], role="student")
         before = server.parts.get("optimizer", {}) if round.phase != "sync-0" else {}
         memory = self.align(network, replies, weights, round, before)
         return Server({self.prototype: clone(network.state_dict())}, {**server.parts, "optimizer": memory}, server.values)
@@ -275,7 +275,7 @@ class FADA(Algorithm):
         samples = pool.samples.take(index)
 
         def spread(state: State) -> float:
-            network = self.task.load(self.prototype, state, role="teacher")
+            network = self.task.networks.load(self.prototype, state, role="teacher")
             features = apply(network.features, network, samples)
             clusters = self.options.clusters or len(self.task.classes)
             within = within_clusters(features, clusters, round.rng("clusters", round.phase))

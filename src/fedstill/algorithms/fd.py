@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fedstill.algorithm import Client, Reply, Round, Server
 from fedstill.algorithms.personal import Personal, PersonalOptions
-from fedstill.local.fit import Batch, Term
-from fedstill.message import Message, State
+from fedstill.core.message import Message, State
+from fedstill.training.fit import Batch, Term
 
 __all__ = ["FD", "FDOptions", "label_means", "leave_one_out"]
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
-from fedstill.fusion.merge import MergeName, make_merge
+from fedstill.core.message import Message
+from fedstill.core.options import Part
+from fedstill.fusion.merges.average import MergeName, make_merge
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
-from fedstill.local.fit import Term
 from fedstill.local.update import local_update
-from fedstill.message import Message
-from fedstill.options import Part
+from fedstill.training.fit import Term
 
 __all__ = ["FedAvg", "FedAvgOptions"]
 

@@ -17,8 +17,8 @@ from pydantic import Field
 
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
-from fedstill.fusion.merge import with_statistics
-from fedstill.message import State
+from fedstill.core.message import State
+from fedstill.fusion.merges.average import with_statistics
 
 __all__ = ["FedAvgM", "momentum_step"]
 
@@ -62,7 +62,7 @@ class FedAvgM(FedAvg):
         trained = {reply.prototype for reply in replies}
         parts = dict(server.parts)
         for name in trained & set(merged.models):
-            weights = {key for key, _ in self.task.network(name).named_parameters()}
+            weights = {key for key, _ in self.task.networks.get(name).named_parameters()}
             stepped, parts[f"velocity-{name}"] = momentum_step(
                 server.models[name],
                 merged.models[name],

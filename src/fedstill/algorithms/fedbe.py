@@ -17,11 +17,11 @@ from pydantic import Field
 
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
+from fedstill.core.message import State
+from fedstill.fusion.distillation.options import Averaging, Distillation
 from fedstill.fusion.ensemble import Space
-from fedstill.fusion.merge import by_examples
-from fedstill.fusion.norm import recalibrate
-from fedstill.fusion.options import Averaging, Distillation
-from fedstill.fusion.posterior import (
+from fedstill.fusion.merges.average import by_examples
+from fedstill.fusion.merges.posterior import (
     dirichlet_sample,
     gaussian_sample,
     moments,
@@ -30,8 +30,8 @@ from fedstill.fusion.posterior import (
     unit_moments,
 )
 from fedstill.fusion.teacher import Teacher, teacher_from
-from fedstill.local.options import Optimizer
-from fedstill.message import State
+from fedstill.models.statistics import recalibrate
+from fedstill.training.options import Optimizer
 
 __all__ = ["FedBE", "FedBEOptions"]
 
@@ -115,7 +115,7 @@ class FedBE(FedDF):
     def sampler(self, name: str, group: Sequence[Reply], before: State, base: State) -> Callable[[torch.Generator], State]:
         """A function from a random stream to a model of the posterior; buffers are always the average's."""
         wanted = self.options
-        names = {key for key, _ in self.task.network(name).named_parameters()}
+        names = {key for key, _ in self.task.networks.get(name).named_parameters()}
         if wanted.posterior == "dirichlet":
             return lambda rng: dirichlet_sample(group, names, base, wanted.alpha, rng)
         if wanted.posterior == "unit-gaussian":

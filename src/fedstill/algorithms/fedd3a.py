@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
+from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Space
-from fedstill.fusion.merge import MergeName
-from fedstill.fusion.options import Distillation
-from fedstill.local.fit import learning_rate
-from fedstill.local.options import Optimizer, Schedule
+from fedstill.fusion.merges.average import MergeName
+from fedstill.training.fit import learning_rate
+from fedstill.training.options import Optimizer, Schedule
 
 __all__ = ["FedD3A", "FedD3AOptions"]
 

@@ -15,24 +15,23 @@ from torch import nn
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
 from fedstill.algorithms.moon import contrastive_terms
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message, State
+from fedstill.core.options import Part, validated
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
+from fedstill.fusion.distillation.options import Distillation, Source
+from fedstill.fusion.distillation.source import check_range, draw, fresh_inputs
+from fedstill.fusion.distillation.transfer import note_personal, transfer
 from fedstill.fusion.ensemble import Space
-from fedstill.fusion.merge import MergeName, make_merge
-from fedstill.fusion.options import Distillation, Source
-from fedstill.fusion.source import check_range, draw, fresh_inputs
+from fedstill.fusion.merges.average import MergeName, make_merge
 from fedstill.fusion.teacher import Teacher, teachers_of
-from fedstill.fusion.transfer import note_personal, transfer
-from fedstill.fusion.weighting import Scene, Weighting, fault_of, make_weighting, options_kind, report_of
+from fedstill.fusion.weightings.weighting import Scene, Weighting, fault_of, make_weighting, options_kind, report_of
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
-from fedstill.local.fit import Term
 from fedstill.local.reports import after_training, make_report
 from fedstill.local.terms import distil_from, proximal
 from fedstill.local.update import local_update
-from fedstill.message import Message, State
 from fedstill.models.network import Network
-from fedstill.options import Part
-from fedstill.run.config import validated
+from fedstill.training.fit import Term
 
 __all__ = ["FedDF", "FedDFOptions"]
 
@@ -139,21 +138,25 @@ class FedDF(Algorithm):
 
     def start(self) -> Server:
         """Weights for every prototype, or for the public structure alone."""
-        return Server({self.task.student: self.task.initial(self.task.student)}) if self.personal else super().start()
+        return (
+            Server({self.task.networks.student: self.task.networks.initial(self.task.networks.student)})
+            if self.personal
+            else super().start()
+        )
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
         """The client's own prototype, or the public model and its name."""
         if not self.personal:
             return super().instruct(server, client, round)
-        return Message.of(model=server.models[self.task.student], prototype=self.task.student)
+        return Message.of(model=server.models[self.task.networks.student], prototype=self.task.networks.student)
 
     def update(self, message: Message, client: Client) -> Message:
         """Train from the global weights; where models are personal, train on from the client's own with the global model as a
         teacher, and keep the result."""
         if not self.personal:
             return local_update(message, client, self.terms(message, client))
-        teacher = client.task.load(self.task.student, message.group("model"), role="global")
-        own = client.memory.group("personal") or client.task.initial(client.prototype)
+        teacher = client.task.networks.load(self.task.networks.student, message.group("model"), role="global")
+        own = client.memory.group("personal") or client.task.networks.initial(client.prototype)
         wanted = self.options.personal
         term = distil_from(teacher, wanted.weight, wanted.temperature)
         reply = local_update(message, client, [term] if wanted.weight else [], start=own)
@@ -189,8 +192,8 @@ class FedDF(Algorithm):
         """A reply without a usable report is dropped."""
         if self.report is None:
             return None
-        backbone = self.task.student if self.personal else self.task.clients[client].prototype
-        return fault_of(self.options.weighting, message.group(self.report), self.task.network(backbone).feature_dim)
+        backbone = self.task.networks.student if self.personal else self.task.clients[client].prototype
+        return fault_of(self.options.weighting, message.group(self.report), self.task.networks.get(backbone).feature_dim)
 
     # -- the server (Algorithm 1, lines 6 to 10; Algorithm 3) ----------------------------------------------------------------
 
@@ -277,7 +280,7 @@ class FedDF(Algorithm):
         if start == "previous":
             return server.models
         if start == "scratch":
-            return {name: self.task.initial(name) for name in merged}
+            return {name: self.task.networks.initial(name) for name in merged}
         return merged
 
     def source_rng(self, round: Round) -> Any:

@@ -19,21 +19,21 @@ from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms.counting import Counting
 from fedstill.algorithms.dafkd import GeneratorPart, class_grid
 from fedstill.algorithms.fedavg import FedAvgOptions
-from fedstill.errors import FedstillError
-from fedstill.fusion.divergence import divergence
-from fedstill.fusion.diversity import diversity_loss
-from fedstill.fusion.norm import freeze_statistics
-from fedstill.fusion.source import check_range
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import State, clone
+from fedstill.core.options import Part, Positive
+from fedstill.core.streams import subseed
+from fedstill.fusion.distillation.divergence import divergence
+from fedstill.fusion.distillation.diversity import diversity_loss
+from fedstill.fusion.distillation.source import check_range
+from fedstill.fusion.distillation.transfer import note_merged
 from fedstill.fusion.teacher import Teacher, teachers_of
-from fedstill.fusion.transfer import note_merged
 from fedstill.fusion.weightings.counts import class_weights
-from fedstill.local.fit import optimiser
-from fedstill.local.options import Optimizer
-from fedstill.message import State, clone
 from fedstill.models.generator import Generator, build_generator
 from fedstill.models.network import Network
-from fedstill.options import Part, Positive
-from fedstill.streams import subseed
+from fedstill.models.statistics import freeze_statistics
+from fedstill.training.fit import optimiser
+from fedstill.training.options import Optimizer
 
 __all__ = ["FedFTG", "FedFTGOptions", "disagreement"]
 
@@ -90,7 +90,7 @@ class FedFTG(Counting):
 
     def __init__(self, task: Any, options: Part | None = None):
         super().__init__(task, options)
-        if len(task.prototypes) > 1:
+        if len(task.networks.prototypes) > 1:
             raise FedstillError("fedftg fine-tunes one model: give every client the same architecture")
         check_range(task)
 
@@ -122,8 +122,8 @@ class FedFTG(Counting):
         replies = self.trusted(replies, round)  # a client that is dropped teaches nobody either
         merged = self.averaged(server, replies, round)
         note_merged(self.task, merged.models, round)
-        (name,) = self.task.prototypes
-        student = self.task.load(name, merged.models[name], role="student")
+        (name,) = self.task.networks.prototypes
+        student = self.task.networks.load(name, merged.models[name], role="student")
         generator = self.generator(server.parts["generator"])
         self.tune(student, generator, replies, round)
         return Server(

@@ -18,16 +18,16 @@ from torch.nn import functional as F
 from fedstill.algorithm import Client, Reply, Round, Server
 from fedstill.algorithms.counting import Counting
 from fedstill.algorithms.fedavg import FedAvgOptions
-from fedstill.errors import FedstillError
-from fedstill.fusion.diversity import diversity_loss
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message, State, clone
+from fedstill.core.options import Part, Positive
+from fedstill.core.streams import subseed
+from fedstill.fusion.distillation.diversity import diversity_loss
 from fedstill.fusion.teacher import teachers_of
 from fedstill.fusion.weightings.counts import class_weights
-from fedstill.local.fit import Batch, Term, memory_of, optimiser, remind
-from fedstill.local.options import Optimizer
-from fedstill.message import Message, State, clone
 from fedstill.models.generator import Generator, build_generator
-from fedstill.options import Part, Positive
-from fedstill.streams import subseed
+from fedstill.training.fit import Batch, Term, memory_of, optimiser, remind
+from fedstill.training.options import Optimizer
 
 __all__ = ["FedGen", "FedGenOptions", "fedgen_loss"]
 
@@ -83,7 +83,7 @@ class FedGen(Counting):
 
     def __init__(self, task: Any, options: Part | None = None):
         super().__init__(task, options)
-        widths = {task.network(name).feature_dim for name in task.prototypes}
+        widths = {task.networks.get(name).feature_dim for name in task.networks.prototypes}
         if len(widths) > 1:
             raise FedstillError(
                 f"fedgen generates features and needs models whose features are equally wide, not {sorted(widths)}"
@@ -158,7 +158,9 @@ class FedGen(Counting):
         """The generator after this round's steps, and what its optimiser remembers for the next."""
         options, device = self.options, self.task.device
         heads = [copy.deepcopy(teacher.load().head).eval() for teacher in teachers_of(self.task, replies)]
-        student = self.task.load(self.task.prototypes[0], server.models[self.task.prototypes[0]], role="student").head
+        student = self.task.networks.load(
+            self.task.networks.prototypes[0], server.models[self.task.networks.prototypes[0]], role="student"
+        ).head
         counts = torch.stack([reply.part("counts")["labels"] for reply in replies])
         shares = class_weights(counts).to(device)
         known = torch.nonzero(counts.sum(0) > 0).flatten()  # labels that someone in this round has

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
-from fedstill.errors import FedstillError
-from fedstill.fusion.matching import (
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message, State, clone
+from fedstill.core.options import Part, Positive
+from fedstill.fusion.merges.matching import (
     Matching,
     layers_of,
     match_models,
@@ -33,12 +35,10 @@ from fedstill.fusion.matching import (
     spread_shape,
     weighed_by_class,
 )
-from fedstill.local.fit import fit, learning_rate
 from fedstill.local.reports import make_report
-from fedstill.message import Message, State, clone
 from fedstill.models.network import Network
-from fedstill.options import Part, Positive
 from fedstill.task import Task
+from fedstill.training.fit import fit, learning_rate
 
 __all__ = ["FedMA", "FedMAOptions"]
 
@@ -63,10 +63,10 @@ class FedMA(Algorithm):
 
     def __init__(self, task: Task, options: Part | None = None):
         super().__init__(task, options)
-        if len(task.prototypes) > 1:
-            raise FedstillError(f"fedma matches clients of one architecture; these have {', '.join(task.prototypes)}")
-        self.prototype = task.prototypes[0]
-        self.layers = layers_of(task.network(self.prototype))  # a network that cannot be matched is refused here
+        if len(task.networks.prototypes) > 1:
+            raise FedstillError(f"fedma matches clients of one architecture; these have {', '.join(task.networks.prototypes)}")
+        self.prototype = task.networks.prototypes[0]
+        self.layers = layers_of(task.networks.get(self.prototype))  # a network that cannot be matched is refused here
 
     # -- the protocol: one layer a round, named as the phase; the same clients for a cycle -------------------------------------
 
@@ -86,7 +86,7 @@ class FedMA(Algorithm):
 
     def start(self) -> Server:
         """The initial network; nothing is matched yet."""
-        return Server({self.prototype: self.task.initial(self.prototype)}, {}, {"assignments": {}, "matching": {}})
+        return Server({self.prototype: self.task.networks.initial(self.prototype)}, {}, {"assignments": {}, "matching": {}})
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
         """At the start of a cycle the client's own slice of the network; later the layer just matched and the client's place
@@ -106,7 +106,7 @@ class FedMA(Algorithm):
         state, known = server.models[self.prototype], server.values["assignments"]
         if not known:
             return state
-        template = self.task.template(self.prototype)
+        template = self.task.networks.get(self.prototype).state_dict()
         widths = [len(template[f"{name}.bias"]) for name in self.layers[:-1]]
         return slice_of(self.layers, state, known.get(client) or popular(list(known.values()), widths))
 
@@ -120,7 +120,7 @@ class FedMA(Algorithm):
         index = 0 if phase == "train" else self.layers.index(phase)
         local = self.task.config.local
         if index == 0:
-            network = client.task.load(client.prototype, message.group("model"))
+            network = client.task.networks.load(client.prototype, message.group("model"))
         else:
             network = self.joined(message, client, index)
             for name in self.layers[:index]:
@@ -145,7 +145,7 @@ class FedMA(Algorithm):
         state.update({f"{below}.{part}": tensor for part, tensor in layer.items()})
         place = message.group("assignment")["neurons"].long()
         state[f"{name}.weight"] = spread(state[f"{name}.weight"], place, len(layer["bias"]))
-        return resized(client.task.network(client.prototype), state)
+        return resized(client.task.networks.get(client.prototype), state)
 
     # -- the server ---------------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class FedMA(Algorithm):
             return None
         matched = server.parts.get("matched", {})
         index = len(matched) // 2
-        name, template, layer = self.layers[index], self.task.template(self.prototype), message.group("layer")
+        name, template, layer = self.layers[index], self.task.networks.get(self.prototype).state_dict(), message.group("layer")
         shapes = {part: tuple(template[f"{name}.{part}"].shape) for part in ("weight", "bias")}
         if index:
             below = f"{self.layers[index - 1]}.bias"
@@ -175,7 +175,7 @@ class FedMA(Algorithm):
         rng = round.rng("matching")
         if self.options.form == "one-shot":
             states = [reply.model for reply in replies]
-            network = self.task.network(self.prototype)
+            network = self.task.networks.get(self.prototype)
             state, found = match_models(network, states, counts_of(replies), self.options.matching, rng)
             round.note(widths=self.widths(state))
             held = {reply.client: [own.tolist() for own in a] for reply, a in zip(replies, found, strict=True)}
@@ -211,7 +211,7 @@ class FedMA(Algorithm):
 
     def loaded(self, prototype: str, state: State) -> Network:
         """The global network at its own width."""
-        return resized(self.task.network(prototype), state)
+        return resized(self.task.networks.get(prototype), state)
 
 
 def counts_of(replies: Sequence[Reply]) -> Tensor:

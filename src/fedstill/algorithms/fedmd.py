@@ -18,14 +18,14 @@ from torch.nn import functional as F
 
 from fedstill.algorithm import Client, Reply, Round, Server
 from fedstill.algorithms.personal import Personal, PersonalOptions
+from fedstill.core.message import Message, State
+from fedstill.core.options import Positive
+from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
-from fedstill.fusion.predict import predict_logits
-from fedstill.local.fit import Fit, fit
-from fedstill.local.options import Local, Optimizer
-from fedstill.message import Message, State
 from fedstill.models.network import Network
-from fedstill.options import Positive
-from fedstill.streams import stream
+from fedstill.models.predict import predict_logits
+from fedstill.training.fit import Fit, fit
+from fedstill.training.options import Local, Optimizer
 
 __all__ = ["FedMD", "FedMDOptions", "PublicOptions"]
 

@@ -15,9 +15,9 @@ from pydantic import Field
 
 from fedstill.algorithm import Client
 from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
-from fedstill.local.fit import Term
+from fedstill.core.message import Message
 from fedstill.local.terms import proximal
-from fedstill.message import Message
+from fedstill.training.fit import Term
 
 __all__ = ["FedProx"]
 

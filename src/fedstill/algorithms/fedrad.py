@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
+from fedstill.core.options import Part
+from fedstill.fusion.distillation.options import Averaging, Distillation
+from fedstill.fusion.distillation.transfer import learn, note_ceiling, note_weights
 from fedstill.fusion.ensemble import ensemble_table
-from fedstill.fusion.merge import merge_models
-from fedstill.fusion.options import Averaging, Distillation
-from fedstill.fusion.transfer import learn, note_ceiling, note_weights
-from fedstill.local.options import Optimizer
-from fedstill.options import Part
+from fedstill.fusion.merges.average import merge_models
 from fedstill.task import Task
+from fedstill.training.options import Optimizer
 
 __all__ = ["FedRAD", "FedRADOptions", "scored_shares"]
 

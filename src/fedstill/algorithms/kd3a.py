@@ -17,20 +17,20 @@ from pydantic import Field
 from torch import Tensor
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message, State, clone
+from fedstill.core.options import Positive
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
-from fedstill.fusion.contributions import Contributions, Focus, contribution_weights, contributions_of, note_focus
-from fedstill.fusion.distil import distil
+from fedstill.fusion.distillation.distil import distil
+from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Table, words_of
-from fedstill.fusion.merge import weighted_sum
-from fedstill.fusion.norm import BatchNorm, buffer_names
-from fedstill.fusion.options import Distillation
+from fedstill.fusion.merges.average import weighted_sum
+from fedstill.fusion.merges.contributions import Contributions, Focus, contribution_weights, contributions_of, note_focus
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.vote import Gate, knowledge_vote
-from fedstill.local.fit import batches, fit, learning_rate, memory_of, optimiser, remind
-from fedstill.message import Message, State, clone
 from fedstill.models.network import Network
-from fedstill.options import Positive
+from fedstill.models.statistics import BatchNorm, buffer_names
+from fedstill.training.fit import batches, fit, learning_rate, memory_of, optimiser, remind
 
 __all__ = ["KD3A", "KD3AOptions", "domain_weights"]
 
@@ -102,9 +102,9 @@ class KD3A(Algorithm):
 
     def __init__(self, task: Any, options: Any = None):
         super().__init__(task, options)
-        if len(task.prototypes) > 1:
+        if len(task.networks.prototypes) > 1:
             raise FedstillError("kd3a averages the backbones of all domains: model.clients must name one architecture")
-        self.prototype: str = task.prototypes[0]
+        self.prototype: str = task.networks.prototypes[0]
 
     def shared(self, state: State) -> State:
         """What all domains have in common: the backbone's parameters, and what the options add to them."""
@@ -112,7 +112,7 @@ class KD3A(Algorithm):
         if self.options.classifiers == "own":
             own |= {name for name in state if name.startswith("head.")}
         if self.options.batchnorm == "own":
-            own |= buffer_names(self.task.network(self.prototype))
+            own |= buffer_names(self.task.networks.get(self.prototype))
         return {name: tensor for name, tensor in state.items() if name not in own}
 
     # -- the source ----------------------------------------------------------------------------------------------------------
@@ -124,8 +124,8 @@ class KD3A(Algorithm):
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
         """Train with the source's own classifier; what is not shared stays here until the next round."""
         config = client.task.config
-        own = client.memory.group("own") or client.task.initial(client.prototype, "source", client.id)
-        network = client.task.load(client.prototype, {**own, **message.group("model")})
+        own = client.memory.group("own") or client.task.networks.initial(client.prototype, "source", client.id)
+        network = client.task.networks.load(client.prototype, {**own, **message.group("model")})
         rate = learning_rate(config.local.optimizer.lr, config.local.schedule, client.round, config.rounds)
         memory = client.memory.group("optimizer") if self.options.keep_momentum else None
         done = fit(network, client.data, config.local, rng=client.rng("fit"), lr=rate, memory=memory)
@@ -208,7 +208,7 @@ class KD3A(Algorithm):
             student_norm="train",
             mixup=options.mixup,
         )
-        student = self.task.load(self.prototype, server.models[self.prototype], role="student")
+        student = self.task.networks.load(self.prototype, server.models[self.prototype], role="student")
         optimizer = optimiser(wanted.optimizer, list(student.parameters()))
         if options.keep_momentum:
             remind(optimizer, student.named_parameters(), server.parts.get("optimizer", {}))

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms.feddf import Contrastive, FedDF, FedDFOptions
-from fedstill.fusion.contributions import Contributions, merge_by_contribution
-from fedstill.fusion.merge import MergeName
-from fedstill.fusion.options import Distillation
-from fedstill.fusion.transfer import note_ceiling
-from fedstill.local.options import Optimizer
-from fedstill.message import State
+from fedstill.core.message import State
+from fedstill.fusion.distillation.options import Distillation
+from fedstill.fusion.distillation.transfer import note_ceiling
+from fedstill.fusion.merges.average import MergeName
+from fedstill.fusion.merges.contributions import Contributions, merge_by_contribution
+from fedstill.training.options import Optimizer
 
 __all__ = ["KDCL", "KDCLOptions"]
 

@@ -13,10 +13,10 @@ from pydantic import Field
 
 from fedstill.algorithm import Client
 from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
-from fedstill.local.fit import Term
+from fedstill.core.message import Message
 from fedstill.local.terms import model_contrastive
 from fedstill.local.update import local_update
-from fedstill.message import Message
+from fedstill.training.fit import Term
 
 __all__ = ["Moon", "contrastive_terms"]
 
@@ -35,8 +35,8 @@ def contrastive_terms(message: Message, client: Client, mu: float, temperature: 
     previous = client.memory.group("previous")
     if not previous or mu == 0:
         return ()
-    frozen = client.task.load(client.prototype, message.group("model"), role="global")
-    old = client.task.load(client.prototype, previous, role="previous")
+    frozen = client.task.networks.load(client.prototype, message.group("model"), role="global")
+    old = client.task.networks.load(client.prototype, previous, role="previous")
     return (model_contrastive(frozen, [old], mu, temperature),)
 
 

@@ -11,10 +11,10 @@ from statistics import fmean
 from typing import Literal
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Scores, Server
-from fedstill.fusion.predict import accuracy
-from fedstill.local.fit import Fit, Term, fit, learning_rate
-from fedstill.message import Message, clone
+from fedstill.core.message import Message, clone
 from fedstill.models.network import Network
+from fedstill.models.predict import accuracy
+from fedstill.training.fit import Fit, Term, fit, learning_rate
 
 __all__ = ["Personal", "PersonalOptions"]
 
@@ -39,7 +39,9 @@ class Personal(Algorithm):
 
     def awake(self, client: Client) -> Network:
         """The client's network with its own weights; in its first round the architecture's initial ones."""
-        return client.task.load(client.prototype, client.memory.group("own") or client.task.initial(client.prototype))
+        return client.task.networks.load(
+            client.prototype, client.memory.group("own") or client.task.networks.initial(client.prototype)
+        )
 
     def study(self, network: Network, client: Client, purpose: str, terms: Sequence[Term] = (), epochs: int | None = None) -> Fit:
         """Train on the client's private data, by ``local`` or for a number of epochs."""

@@ -24,17 +24,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Scores, Server
+from fedstill.core.message import Message, State, clone
+from fedstill.core.options import Positive
+from fedstill.core.streams import numpy_stream
 from fedstill.data.samples import Samples, hold_out
-from fedstill.fusion.merge import by_examples, merge_models, weighted_sum
-from fedstill.fusion.predict import accuracy, apply, predict_logits
-from fedstill.fusion.transfer import note_merged
-from fedstill.local.fit import batches, optimiser
-from fedstill.local.options import Optimizer
+from fedstill.fusion.distillation.transfer import note_merged
+from fedstill.fusion.merges.average import by_examples, merge_models, weighted_sum
 from fedstill.local.update import local_update
-from fedstill.message import Message, State, clone
 from fedstill.models.network import Network
-from fedstill.options import Positive
-from fedstill.streams import numpy_stream
+from fedstill.models.predict import accuracy, apply, predict_logits
+from fedstill.training.fit import batches, optimiser
+from fedstill.training.options import Optimizer
 
 __all__ = ["SHOT", "SHOTOptions", "information_loss", "pseudo_labels"]
 
@@ -133,7 +133,7 @@ class SHOT(Algorithm):
             return super().instruct(server, client, round)
         if f"source {client}" in server.parts:  # it goes on from its own weights
             return Message()
-        return Message.of(model=self.task.initial(self.task.clients[client].prototype))
+        return Message.of(model=self.task.networks.initial(self.task.clients[client].prototype))
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
         """Train on with smoothed labels; of its rounds a source sends the one that is best on its held-out data."""
@@ -194,7 +194,7 @@ class SHOT(Algorithm):
         """``epochs`` passes over the target with the classifier frozen."""
         pool = self.task.pool
         assert pool is not None, "a target domain is a pool"
-        network = self.task.load(prototype, state, role="student")
+        network = self.task.networks.load(prototype, state, role="student")
         first = round.number - self.source_rounds
         planned = (round.total - self.source_rounds + 1) * self.options.epochs
         adapt(network, pool.samples, self.options, rng=round.rng("adapt", name), done=first * self.options.epochs, of=planned)
@@ -216,7 +216,7 @@ class SHOT(Algorithm):
             total: Tensor | None = None
             for name, state in server.parts.items():
                 prototype = self.task.clients[name.removeprefix("source ")].prototype
-                spoken = predict_logits(self.task.load(prototype, state, role="student"), test).softmax(1)
+                spoken = predict_logits(self.task.networks.load(prototype, state, role="student"), test).softmax(1)
                 total = spoken if total is None else total + spoken
             assert total is not None
             assert test.y is not None, "a test set has labels"

@@ -20,15 +20,16 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
-from fedstill import __version__
 from fedstill.algorithm import Reply
 from fedstill.bundles.programs import Program, open_program
-from fedstill.errors import FedstillError
-from fedstill.fusion.screen import not_finite
-from fedstill.message import Message, State, atomic_write, clone
+from fedstill.core.errors import FedstillError
+from fedstill.core.files import atomic_write
+from fedstill.core.message import Message, State, clone
+from fedstill.core.options import Part
+from fedstill.core.version import __version__
+from fedstill.fusion.screening import not_finite
 from fedstill.models import build, names
 from fedstill.models.network import Network
-from fedstill.options import Part
 
 __all__ = [
     "FORMAT",

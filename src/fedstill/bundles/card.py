@@ -18,11 +18,11 @@ import safetensors.torch
 import tomli_w
 import torch
 
-from fedstill import __version__
 from fedstill.bundles.bundle import digest
 from fedstill.bundles.folder import CARD, FACTS, ONNX, WEIGHTS, check_target
-from fedstill.errors import FedstillError
-from fedstill.message import atomic_write
+from fedstill.core.errors import FedstillError
+from fedstill.core.files import atomic_write
+from fedstill.core.version import __version__
 
 if TYPE_CHECKING:
     from fedstill.bundles.fuse import Fused

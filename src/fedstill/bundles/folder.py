@@ -12,8 +12,8 @@ import safetensors.torch
 from pydantic import ValidationError
 
 from fedstill.bundles.bundle import About, build_network, digest
-from fedstill.errors import FedstillError
-from fedstill.message import State
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import State
 from fedstill.models.network import Network
 
 __all__ = ["FACTS", "WEIGHTS", "FusedFolder", "check_target", "read_fused"]

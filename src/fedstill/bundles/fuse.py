@@ -21,20 +21,20 @@ from fedstill.bundles.bundle import About, Architecture, Bundle, read_bundle, sc
 from fedstill.bundles.images import Images, load_images, relabelled
 from fedstill.bundles.programs import Plain
 from fedstill.bundles.reference import load_reference, reference_id
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import State, clone
+from fedstill.core.streams import stream
 from fedstill.data.images import resized
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
-from fedstill.fusion.distil import Distilled, distil
+from fedstill.fusion.distillation.distil import Distilled, distil
+from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Space, Table, ensemble_table
-from fedstill.fusion.merge import weighted_sum
-from fedstill.fusion.options import Distillation
-from fedstill.fusion.predict import accuracy, predict_logits
+from fedstill.fusion.merges.average import weighted_sum
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weighting import Scene, Weighting, make_weighting, report_of
-from fedstill.message import State, clone
+from fedstill.fusion.weightings.weighting import Scene, Weighting, make_weighting, report_of
 from fedstill.models import build
 from fedstill.models.network import Network
-from fedstill.streams import stream
+from fedstill.models.predict import accuracy, predict_logits
 
 __all__ = ["DISTILLATION", "Figure", "Fused", "fuse"]
 
@@ -133,11 +133,11 @@ def fuse(
             folders, tables or embedded domains. Float inputs go to every model as they are; uint8 images are resized and
             normalised for each (``mean``, ``std`` for plain modules: 0.5 and 0.5 unless told).
         student: a module, trained in place, or the name of a built-in model; the first teacher's architecture by default.
-        weighting: how much each teacher counts for each sample (``fedstill.fusion.weighting.weightings()``); those that look
+        weighting: how much each teacher counts for each sample (``fedstill.fusion.weightings``); those that look
             at domains need bundles that describe theirs.
         validation: labelled samples, one set or several by name: for early stopping and the figures.
         ensemble: what is averaged, "probabilities", "logits" or "losses".
-        distillation: options of :class:`fedstill.fusion.options.Distillation` that differ from fuse's own.
+        distillation: options of :class:`fedstill.fusion.distillation.options.Distillation` that differ from fuse's own.
         start: where the student starts: "auto" takes whichever agrees most often with the ensemble on the pool: the average of
             the teachers with its architecture, each of them, or its own weights; or "average", "own", or a teacher's name.
         classes: class names of module teachers, the same for all or by teacher's name. Classes are aligned by name, and a
@@ -219,7 +219,7 @@ def fuse(
 
 
 def _options(given: Mapping[str, Any] | None) -> Distillation:
-    from fedstill.run.config import validated
+    from fedstill.core.options import validated
 
     options = validated(Distillation, {**DISTILLATION, **(given or {})}, "distillation")
     if options.fresh:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.loading import load_domain
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
 from fedstill.task import short_name
 
 __all__ = ["Images", "load_images", "relabelled"]

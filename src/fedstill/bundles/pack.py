@@ -16,17 +16,17 @@ from fedstill.bundles.folder import FusedFolder, read_fused
 from fedstill.bundles.images import Images, load_images, relabelled
 from fedstill.bundles.programs import Program, open_program, program_kind
 from fedstill.bundles.reference import DEFAULT, load_reference, reference_id
+from fedstill.core.errors import FedstillError, unknown
+from fedstill.core.message import State
+from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError, unknown
-from fedstill.fusion.predict import accuracy, apply
-from fedstill.local.fit import fit
-from fedstill.local.likeness import DISTORTIONS, discriminator_for, distorted
-from fedstill.local.options import Local, Optimizer
+from fedstill.local.discriminator import DISTORTIONS, discriminator_for, distorted
 from fedstill.local.projection import Projection, subspace
-from fedstill.message import State
 from fedstill.models import build, load_weights
 from fedstill.models.network import Network
-from fedstill.streams import stream
+from fedstill.models.predict import accuracy, apply
+from fedstill.training.fit import fit
+from fedstill.training.options import Local, Optimizer
 
 __all__ = ["DESCRIPTIONS", "Packed", "pack"]
 

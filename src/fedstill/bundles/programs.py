@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.models.network import Network
 
 __all__ = ["Plain", "Program", "open_program", "program_kind"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedstill.bundles.bundle import Subspace, digest, read_bundle
 from fedstill.bundles.folder import read_fused
-from fedstill.errors import FedstillError, unknown
+from fedstill.core.errors import FedstillError, unknown
 from fedstill.models import build, load_weights, names
 from fedstill.models.network import Network
 

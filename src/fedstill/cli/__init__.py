@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fedstill import __version__
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
+from fedstill.core.version import __version__
 
 __all__ = ["app", "main"]
 

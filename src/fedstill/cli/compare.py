@@ -8,20 +8,14 @@ from typing import Annotated
 
 import typer
 
-from fedstill.algorithms import create
+from fedstill.api import compare as compare_runs
 from fedstill.cli.run import Set, What
 from fedstill.cli.show import Shown, console
-from fedstill.errors import FedstillError
-from fedstill.message import atomic_write, to_json
-from fedstill.report.runs import load_runs
-from fedstill.report.tables import markdown, rich_table, summarise
-from fedstill.run.config import read
-from fedstill.run.loop import finished_run, same_run
-from fedstill.run.loop import run as run_config
-from fedstill.run.presets import resolve, tree_of
-from fedstill.task import Task
+from fedstill.core.errors import FedstillError
+from fedstill.report.tables import rich_table, summarise
+from fedstill.run.compare import Planned
 
-__all__ = ["compare", "compare_runs", "folder_of"]
+__all__ = ["compare", "compare_shown"]
 
 
 def compare(
@@ -40,43 +34,18 @@ def compare(
     names = [name.strip() for name in algorithms.split(",") if name.strip()]
     if not names or not numbers:
         raise FedstillError("compare needs at least one algorithm and one seed")
-    compare_runs(what, names, numbers, out, set_ or [])
+    compare_shown(what, names, numbers, out, set_ or [])
 
 
-def folder_of(out: Path, name: str, seed: int) -> Path:
-    """Where a comparison keeps one of its runs."""
-    return out / name.replace(":", "_") / f"seed{seed}"
-
-
-def compare_runs(what: str, names: Sequence[str], seeds: Sequence[int], out: Path, assignments: Sequence[str]) -> None:
-    """The comparison itself, as ``demo`` uses it too."""
-    raw = tree_of(what)
-    plans = [
-        (name, seed, resolve(raw, [*assignments, f'algorithm.name="{name}"', f"seed={seed}"])) for name in names for seed in seeds
-    ]
-    for _, _, config in plans:
-        create(Task(config))  # what one of them cannot do is said before the first one trains
+def compare_shown(what: str, names: Sequence[str], seeds: Sequence[int], out: Path, assignments: Sequence[str]) -> None:
+    """The comparison, drawn on the console; ``demo`` uses it too."""
     first = True
-    for name, seed, config in plans:
-        folder = folder_of(out, name, seed)
-        kept = folder / "config.toml"
-        if finished_run(folder, config):
-            console.print(f"{name} seed {seed}: already there", soft_wrap=True)
-            continue
-        if kept.exists() and not same_run(read(kept), config):
-            raise FedstillError(f"{folder} holds a run of another configuration; choose another --out")
-        shown = Shown(f"{name} seed {seed}" if len(seeds) > 1 else name, who=first)
-        first = False
-        try:
-            run_config(config, folder, resume=(folder / "history.jsonl").exists(), listeners=[shown])
-        finally:
-            shown.stop()
-    runs = load_runs([folder_of(out, name, seed) for name, seed, _ in plans])
-    rows = summarise(runs)
-    console.print(rich_table(rows, console.width))
-    atomic_write(out / "table.md", markdown(rows))
-    atomic_write(out / "summary.json", to_json([run.summary for run in runs]) + "\n")
-    from fedstill.report.page import build_page
 
-    page = build_page([run.folder for run in runs], out / "report.html")
-    console.print(f"the page: {page}", soft_wrap=True)
+    def listener(one: Planned) -> Shown:
+        nonlocal first
+        who, first = first, False
+        return Shown(f"{one.algorithm} seed {one.seed}" if len(seeds) > 1 else one.algorithm, who=who)
+
+    runs = compare_runs(what, names, seeds=seeds, out=out, settings=assignments, listener=listener)
+    console.print(rich_table(summarise(runs), console.width))
+    console.print(f"the page: {out / 'report.html'}", soft_wrap=True)

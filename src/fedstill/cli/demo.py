@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from fedstill.cli.compare import compare_runs, folder_of
+from fedstill.cli.compare import compare_shown
 from fedstill.cli.run import Set
 from fedstill.cli.show import console
-from fedstill.run.presets import configuration
+from fedstill.run.compare import folder_of
+from fedstill.run.configuration import configuration
 
 __all__ = ["demo"]
 
@@ -32,5 +33,5 @@ def demo(
     for name in SYSTEMS:  # an earlier demo's runs, and nothing else
         if (folder_of(out, name, 0) / "history.jsonl").exists():
             shutil.rmtree(folder_of(out, name, 0))
-    compare_runs("demo", SYSTEMS, [0], out, set_ or [])
+    compare_shown("demo", SYSTEMS, [0], out, set_ or [])
     console.print(f"demo took {time.monotonic() - clock:.0f} s; every run is a folder below {out}", soft_wrap=True)

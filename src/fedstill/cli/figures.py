@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from fedstill.cli.show import console
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 
 __all__ = ["figures"]
 

@@ -12,10 +12,10 @@ import typer
 
 from fedstill.cli.run import Set, What
 from fedstill.cli.show import Shown, console
-from fedstill.errors import FedstillError
-from fedstill.run.config import Config
+from fedstill.config.tables import Config
+from fedstill.core.errors import FedstillError
+from fedstill.run.configuration import configuration
 from fedstill.run.history import read_history
-from fedstill.run.presets import configuration
 
 __all__ = ["app"]
 
@@ -30,7 +30,7 @@ def init(
     nodes: Annotated[int, typer.Option(min=0, help="Nodes to wait for (0: as many as the configuration has clients).")] = 0,
 ) -> None:
     """Write a complete Flower app for a configuration, which `flwr run` accepts."""
-    from fedstill.engine.app import write_app
+    from fedstill.engine.flower.app import write_app
 
     write_app(folder, configuration(what, set_ or []), nodes=nodes)
     console.print(f"written to {folder}; start it with: flwr run {folder} LINK --stream", soft_wrap=True)
@@ -48,8 +48,8 @@ def up(
     patience: Annotated[float, typer.Option(help="Seconds to wait for the nodes.")] = 180.0,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, run a configuration on them, and stop them."""
-    from fedstill.engine.app import write_app
-    from fedstill.engine.loopback import Loopback
+    from fedstill.engine.flower.app import write_app
+    from fedstill.engine.flower.loopback import Loopback
     from fedstill.task import Task
 
     assignments = [*(set_ or [])]

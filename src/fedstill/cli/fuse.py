@@ -16,9 +16,9 @@ from fedstill.bundles.folder import check_target
 from fedstill.bundles.fuse import DISTILLATION, Fused
 from fedstill.bundles.fuse import fuse as fuse_models
 from fedstill.cli.show import console
-from fedstill.errors import FedstillError
+from fedstill.config.trees import settings
+from fedstill.core.errors import FedstillError
 from fedstill.fusion.ensemble import Space
-from fedstill.run.config import settings
 
 __all__ = ["fuse"]
 

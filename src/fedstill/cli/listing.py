@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedstill.algorithms import algorithms as all_algorithms
 from fedstill.cli.show import console
-from fedstill.run.presets import presets as all_presets
+from fedstill.config.presets import presets as all_presets
 
 __all__ = ["algorithms", "presets"]
 

@@ -13,8 +13,8 @@ from fedstill.bundles.pack import DESCRIPTIONS, LR
 from fedstill.bundles.pack import pack as pack_bundle
 from fedstill.bundles.words import in_words
 from fedstill.cli.show import console, megabytes
-from fedstill.errors import FedstillError
-from fedstill.run.config import settings
+from fedstill.config.trees import settings
+from fedstill.core.errors import FedstillError
 
 __all__ = ["numbers", "pack"]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.report.live import live_server
 from fedstill.report.page import build_page
 

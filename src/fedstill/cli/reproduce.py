@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedstill.cli.run import Set
 from fedstill.cli.show import Shown, console
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.reproduce import Plan, cell_texts, grid, studies
 from fedstill.reproduce import reproduce as run_study
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedstill.cli.show import Shown, console
-from fedstill.run.loop import Listener
+from fedstill.run.configuration import configuration
 from fedstill.run.loop import run as run_config
-from fedstill.run.presets import configuration
+from fedstill.run.trackers import tracker
 
 __all__ = ["run"]
 
@@ -30,34 +29,5 @@ def run(
     """Run a configuration; writes config.toml, history.jsonl, summary.json, the model and checkpoints to OUT."""
     assignments = [*(set_ or []), *([f"engine.workers={workers}"] if workers is not None else [])]
     config = configuration(what, assignments)
-    shown = Shown()
-    with contextlib.ExitStack() as stack:
-        stack.callback(shown.stop)
-        listeners: list[Listener] = [shown, *(stack.enter_context(Tracked(name, out)) for name in track or [])]
-        run_config(config, out, resume=resume, listeners=listeners)
+    run_config(config, out, resume=resume, listeners=[Shown(), *(tracker(name, out) for name in track or [])])
     console.print(f"written to {out}", soft_wrap=True)
-
-
-class Tracked(Listener):
-    """Passes every round on to a tracker."""
-
-    def __init__(self, name: str, out: Path):
-        from fedstill.run.trackers import tracker
-
-        out.mkdir(parents=True, exist_ok=True)
-        self.tracker = tracker(name, out)
-        self.summary: dict = {}
-
-    def __enter__(self) -> Tracked:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.tracker.close(self.summary)
-
-    def round(self, line: dict) -> None:
-        """Record a round."""
-        self.tracker.round(line)
-
-    def finished(self, summary: dict) -> None:
-        """Record the summary."""
-        self.summary = summary

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fedstill.data.summary import Holding, who_holds_what
-from fedstill.run.loop import Listener
-from fedstill.run.loop import who_holds_what as records
+from fedstill.run.folder import client_records
+from fedstill.run.listener import Listener
 from fedstill.task import Task
 
 __all__ = ["Shown", "console", "megabytes"]
@@ -54,13 +55,13 @@ class Shown(Listener):
         config = task.config
         self.total = config.rounds
         if self.who:
-            held = records(task)["clients"]
+            held = client_records(task)["clients"]
             holdings = [Holding(c["id"], c["domain"], c["counts"]) for c in held if c["counts"] is not None]
             if holdings:
                 console.print(who_holds_what(holdings, task.classes))
             pool = f", pool of {len(task.pool)} from {', '.join(task.pool.domains)}" if task.pool else ""
             console.print(
-                f"{config.algorithm['name']} · {', '.join(task.prototypes)} · {len(task.clients)} clients · "
+                f"{config.algorithm['name']} · {', '.join(task.networks.prototypes)} · {len(task.clients)} clients · "
                 f"{config.rounds} rounds · seed {config.seed}{pool}"
             )
         if rounds_done:
@@ -101,7 +102,7 @@ class Shown(Listener):
 
     def finished(self, summary: dict[str, Any]) -> None:
         """Clear the bars and say the result."""
-        self.stop()
+        self.closed()
         best = (
             f"best {summary['best_accuracy']:.3f} in round {summary['best_round']}" if summary["best_round"] else "no evaluation"
         )
@@ -112,7 +113,11 @@ class Shown(Listener):
             soft_wrap=True,
         )
 
-    def stop(self) -> None:
+    def kept(self, folder: Path) -> None:
+        """Say that there was nothing to do."""
+        console.print(f"{self.name}: already there", soft_wrap=True)
+
+    def closed(self) -> None:
         """Take the bars away."""
         if self.bars:
             self.bars.stop()

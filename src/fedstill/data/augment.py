@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 
 __all__ = ["augment"]
 

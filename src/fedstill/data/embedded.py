@@ -24,7 +24,7 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image
 
-from fedstill.errors import unknown
+from fedstill.core.errors import unknown
 
 __all__ = ["EMBEDDED", "embedded_images"]
 

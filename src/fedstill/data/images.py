@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 
 __all__ = ["image_shape", "png_grid", "resized", "stack_images"]
 

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.cache import cache_folder, cached
 from fedstill.data.images import image_shape, stack_images
 from fedstill.data.samples import Domain, Samples, stratified
 from fedstill.data.sources import Raw, RawSplit, Source, find_source
 from fedstill.data.text import TextOptions, tokenize
-from fedstill.errors import FedstillError
 
 __all__ = ["aligned", "common_classes", "load_domain", "load_domains"]
 

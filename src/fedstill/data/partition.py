@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 
 __all__ = ["Partition", "partition"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 
 __all__ = ["Domain", "Samples", "hold_out", "normalise", "stratified"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
 
 __all__ = ["flip_labels", "shift_labels"]
 

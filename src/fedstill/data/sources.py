@@ -22,8 +22,8 @@ from urllib.request import getproxies
 import numpy as np
 from PIL import Image
 
+from fedstill.core.errors import FedstillError, nearest, unknown
 from fedstill.data.embedded import EMBEDDED, embedded_images
-from fedstill.errors import FedstillError, nearest, unknown
 
 __all__ = ["Raw", "RawSplit", "Source", "find_source"]
 

@@ -6,31 +6,31 @@ import re
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
+from fedstill.core.options import Part, Positive
 
 __all__ = ["TextOptions", "tokenize"]
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-class TextOptions(BaseModel):
+class TextOptions(Part):
     """How text becomes token ids.
 
     ``tokenizer`` is ``hash`` (each lower-cased word or mark is hashed into ``vocab`` ids; clients need to agree on
     nothing else) or ``hf:NAME``, a tokenizer of the Hugging Face Hub or of a local folder.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    length: int = Field(default=64, ge=1)
-    vocab: int = Field(default=8192, ge=2)
-    tokenizer: str = Field(default="hash", pattern=r"^(hash|hf:.+)$")
+    length: Positive = 64
+    vocab: Annotated[int, Field(ge=2)] = 8192
+    tokenizer: Annotated[str, Field(pattern=r"^(hash|hf:.+)$")] = "hash"
 
 
 def tokenize(texts: Sequence[str], options: TextOptions) -> Tensor:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
-from fedstill.message import Message
+from fedstill.core.message import Message
 
-__all__ = ["Memory", "Remembers"]
+__all__ = ["Memory", "MemoryStore"]
 
 KEEP = 3  # the round in progress, the last checkpoint's and the one before it
 
 
-class Remembers(Protocol):
+class MemoryStore(Protocol):
     """What keeps clients' private states, on this engine or another."""
 
     def read(self, client: str, round: int) -> Message:

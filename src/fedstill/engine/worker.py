@@ -18,25 +18,27 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
     hello = json.loads(sys.stdin.buffer.readline())
 
+    # imported after the greeting is read, so that the parent need not wait for torch
     import torch
 
     from fedstill.algorithms import create
-    from fedstill.engine.inprocess import reason_of, train_client
+    from fedstill.config.tables import Config
+    from fedstill.core.errors import reason_of
+    from fedstill.core.message import Message
     from fedstill.engine.memory import Memory
-    from fedstill.message import Message
-    from fedstill.run.config import parse
+    from fedstill.engine.turn import client_turn
     from fedstill.task import Task
 
     if hello["threads"]:
         torch.set_num_threads(hello["threads"])
-    algorithm = create(Task(parse(hello["config"])))
+    algorithm = create(Task(Config.model_validate(hello["config"])))
     memory = Memory(Path(hello["folder"]))
     torch.optim.SGD([torch.zeros(1)])  # the first optimiser of a process imports half of torch: now, not in the first round
     for line in sys.stdin.buffer:
         job = json.loads(line)
         try:
             message = Message.load(Path(job["message"]))
-            reply = train_client(algorithm, job["client"], job["round"], job["phase"], message, memory)
+            reply = client_turn(algorithm, job["client"], job["round"], job["phase"], message, memory)
             Path(job["reply"]).write_bytes(reply.to_bytes())
             answer: dict[str, Any] = {"nbytes": reply.nbytes}
         except Exception as error:  # told to the parent, which drops this reply with the reason

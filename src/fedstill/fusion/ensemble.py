@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
-from fedstill.fusion.predict import BATCH, apply
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weighting import Ready, Scored, Voting, Weighting
+from fedstill.fusion.weightings.weighting import Ready, Scored, Voting, Weighting
 from fedstill.models.network import Network
+from fedstill.models.predict import BATCH, apply
 
 __all__ = ["Space", "Table", "Words", "ensemble_table", "scored_table", "spread", "summed_space", "words_of"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedstill.algorithm import Reply
-from fedstill.fusion.norm import recalibrate
-from fedstill.message import State
+from fedstill.core.message import State
 from fedstill.models.network import Network
+from fedstill.models.statistics import recalibrate
 
 if TYPE_CHECKING:
     from fedstill.task import Task
@@ -33,7 +33,7 @@ class Teacher:
 def network_of(task: Task, reply: Reply) -> Network:
     """A reply's model, in the one teaching network of its architecture. Where BatchNorm statistics stay with the clients
     (``model.buffers = "local"``) it gets those that its weights have on the server's data."""
-    network = task.load(reply.prototype, reply.model, role="teacher")
+    network = task.networks.load(reply.prototype, reply.model, role="teacher")
     return recalibrate(network, task.statistics_data) if task.config.model.buffers == "local" else network
 
 
@@ -44,4 +44,4 @@ def teachers_of(task: Task, replies: Sequence[Reply]) -> list[Teacher]:
 
 def teacher_from(task: Task, name: str, prototype: str, state: Callable[[], State]) -> Teacher:
     """A teacher that is not a client: a sampled or averaged model."""
-    return Teacher(name, lambda: task.load(prototype, state(), role="sampled"))
+    return Teacher(name, lambda: task.networks.load(prototype, state(), role="sampled"))

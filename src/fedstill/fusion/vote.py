@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedstill.options import Part
+from fedstill.core.options import Part
 
 __all__ = ["Gate", "Variant", "Vote", "knowledge_vote"]
 

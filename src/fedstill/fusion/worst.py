@@ -14,10 +14,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedstill.algorithm import Reply, Round
-from fedstill.errors import FedstillError
-from fedstill.fusion.predict import accuracy
+from fedstill.core.errors import FedstillError
+from fedstill.core.options import Part
 from fedstill.fusion.teacher import network_of
-from fedstill.options import Part
+from fedstill.models.predict import accuracy
 
 if TYPE_CHECKING:
     from fedstill.task import Task

@@ -16,13 +16,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstill.fusion.norm import BatchNorm, freeze_statistics
-from fedstill.local.fit import Batch, optimiser
-from fedstill.local.options import Optimizer
-from fedstill.message import State, clone
+from fedstill.core.message import State, clone
+from fedstill.core.options import Part, Positive
 from fedstill.models.generator import Generator
 from fedstill.models.network import Network
-from fedstill.options import Part, Positive
+from fedstill.models.statistics import BatchNorm, freeze_statistics
+from fedstill.training.fit import Batch, optimiser
+from fedstill.training.options import Optimizer
 
 __all__ = [
     "Adversarial",

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstill.errors import FedstillError
-from fedstill.message import State
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import State
 
 __all__ = ["PRIME", "is_key", "key_pair", "masked", "pair_mask", "unmasked_state", "unmasked_sum"]
 

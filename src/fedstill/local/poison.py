@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedstill.message import Message
+from fedstill.core.message import Message
 
 __all__ = ["false_update"]
 

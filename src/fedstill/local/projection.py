@@ -18,11 +18,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fedstill.algorithm import Client
-from fedstill.errors import FedstillError
-from fedstill.fusion.predict import apply
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message, State
+from fedstill.core.options import Part, Positive
 from fedstill.local.reports import report
-from fedstill.message import Message, State
-from fedstill.options import Part, Positive
+from fedstill.models.predict import apply
 
 __all__ = [
     "Projection",
@@ -196,7 +196,7 @@ def projection_report(message: Message, client: Client, options: Mapping[str, An
     """The subspace of the client's features under the backbone that it was sent (step 2, before local training)."""
     chosen = Projection.model_validate(dict(options))
     prototype = str(message.values.get("prototype", client.prototype))
-    network = client.task.load(prototype, message.group("model"))
+    network = client.task.networks.load(prototype, message.group("model"))
     order = torch.randperm(len(client.data), generator=client.rng("projection"))  # batches are drawn, as in training
     features = apply(network.features, network, client.data.take(order[: chosen.sample]))
     if features.ndim != 2:

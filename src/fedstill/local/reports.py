@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedstill.algorithm import Client
-from fedstill.errors import unknown
-from fedstill.message import Message, State
+from fedstill.core.errors import unknown
+from fedstill.core.message import Message, State
 
 __all__ = ["after_training", "make_report", "report"]
 

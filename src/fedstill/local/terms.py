@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedstill.local.fit import Batch, Term
-from fedstill.message import State
+from fedstill.core.message import State
 from fedstill.models.network import Network
+from fedstill.training.fit import Batch, Term
 
 __all__ = ["contrastive_loss", "distil_from", "model_contrastive", "proximal"]
 

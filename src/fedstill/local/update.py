@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedstill.algorithm import Client
-from fedstill.local.fit import Term, fit, learning_rate
-from fedstill.message import Message, State
+from fedstill.core.message import Message, State
+from fedstill.training.fit import Term, fit, learning_rate
 
 __all__ = ["local_update"]
 
@@ -23,7 +23,7 @@ def local_update(
 ) -> Message:
     """Train from ``start`` (the message's model by default) on the client's data and reply with the weights."""
     config = client.task.config
-    network = client.task.load(client.prototype, message.group("model") if start is None else start)
+    network = client.task.networks.load(client.prototype, message.group("model") if start is None else start)
     rate = learning_rate(config.local.optimizer.lr, config.local.schedule, client.round, config.rounds)
     done = fit(network, client.data, config.local, rng=client.rng("fit"), lr=rate, terms=terms, base_loss=base_loss)
-    return Message.of(model=client.task.snapshot(client.prototype), samples=len(client.data), loss=done.loss)
+    return Message.of(model=client.task.networks.snapshot(client.prototype), samples=len(client.data), loss=done.loss)

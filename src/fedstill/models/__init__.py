@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill.errors import FedstillError, unknown
+from fedstill.core.errors import FedstillError, unknown
 
 from . import binary, cnn, dafkd, heads, mlp, mobilenet, resnet, shufflenet, text, vgg
 from .generator import Generator, build_generator, describe_generator, generator_kinds

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 
 from .layers import channels_last, norm_layer
 from .network import Architecture, Network

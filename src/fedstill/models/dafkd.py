@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 
 from .layers import norm_layer
 from .network import Architecture, Network

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstill.errors import FedstillError, unknown
+from fedstill.core.errors import FedstillError, unknown
 
 from .layers import seeded
 

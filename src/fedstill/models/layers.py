@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from fedstill.errors import FedstillError, unknown
+from fedstill.core.errors import FedstillError, unknown
 
 __all__ = ["channels_last", "he_initialise", "norm_layer", "seeded", "small_stem"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 
 from .network import Architecture, Network
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 
 from .layers import channels_last, he_initialise, norm_layer, small_stem
 from .network import Architecture, Network

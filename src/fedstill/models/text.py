@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fedstill.errors import FedstillError, unknown
+from fedstill.core.errors import FedstillError, unknown
 
 from .network import Architecture, Network
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 
 from .layers import channels_last, he_initialise
 from .network import Architecture, Network

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 
 from .network import Network
 

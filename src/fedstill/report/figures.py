@@ -11,10 +11,10 @@ import safetensors.torch
 import torch
 from matplotlib.figure import Figure
 
-from fedstill.errors import FedstillError
-from fedstill.fusion.predict import apply
+from fedstill.core.errors import FedstillError
+from fedstill.models.predict import apply
 from fedstill.report.runs import Run
-from fedstill.run.config import from_toml
+from fedstill.run.configuration import from_toml
 from fedstill.task import Task
 
 __all__ = ["draw_features", "draw_weights", "features_of", "flatten", "teacher_weights"]
@@ -80,7 +80,7 @@ def features_of(folder: Path, classes: int, samples: int, seed: int = 0) -> tupl
     if not config.exists() or not model.exists():
         raise FedstillError(f"{folder} is not a finished run of one model: it has no config.toml or no model.safetensors")
     task = Task(from_toml(config.read_text()))
-    network = task.load(task.student, safetensors.torch.load_file(model))
+    network = task.networks.load(task.networks.student, safetensors.torch.load_file(model))
     parts, domains, labels = [], [], []
     rng = np.random.default_rng(seed)
     names = list(dict.fromkeys([*task.tests, *task.server_domains]))

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
 from fedstill.report.page import page_data, render
 from fedstill.report.runs import find_runs, load_run
 

@@ -20,8 +20,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedstill import __version__
-from fedstill.errors import FedstillError
+from fedstill.core.errors import FedstillError
+from fedstill.core.version import __version__
 from fedstill.report.runs import Line, Run, find_runs, load_run, number
 from fedstill.report.tables import Row, best_rows, columns, latex_lines, markdown, markdown_lines, summarise
 

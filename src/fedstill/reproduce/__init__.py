@@ -17,11 +17,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from fedstill.errors import FedstillError, unknown
-from fedstill.message import atomic_write, to_json
+from fedstill.core.errors import FedstillError, unknown
+from fedstill.core.files import atomic_write, to_json
+from fedstill.run.compare import complete
+from fedstill.run.configuration import resolve
 from fedstill.run.history import read_history
-from fedstill.run.loop import Listener, finished_run, run
-from fedstill.run.presets import resolve
+from fedstill.run.listener import Listener
 
 __all__ = ["Cell", "Plan", "Published", "Study", "cell", "grid", "published", "reproduce", "runs_of", "studies", "study", "table"]
 
@@ -164,8 +165,7 @@ def runs_of(plan: Plan, name: str, tree: Mapping[str, Any], assignments: Sequenc
     for seed in plan.seeds:
         config = resolve(tree, [*assignments, *plan.sets, f"seed={seed}"])
         folder = plan.out / name / f"seed{seed}"
-        if not finished_run(folder, config):
-            run(config, folder, resume=(folder / "history.jsonl").exists(), listeners=[plan.listener(f"{name} seed {seed}")])
+        complete(config, folder, lambda seed=seed: plan.listener(f"{name} seed {seed}"))  # type: ignore[misc]
         summary = json.loads((folder / "summary.json").read_text())
         found.append(Run(folder, summary, read_history(folder / "history.jsonl")))
     return found

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from fedstill.options import laid_over
+from fedstill.core.options import laid_over
 from fedstill.reproduce import Cell, Plan, cell, runs_of, study
 
 __all__ = ["ablations", "accuracy", "rounds_to", "tree"]

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from fedstill.fusion.predict import apply
+from fedstill.core.streams import stream
 from fedstill.fusion.weightings.projection import proximity
 from fedstill.local.projection import Projection, subspace
+from fedstill.models.predict import apply
 from fedstill.reproduce import Cell, Plan, cell, runs_of, study
-from fedstill.run.presets import resolve
-from fedstill.streams import stream
+from fedstill.run.configuration import resolve
 from fedstill.task import Task
 
 __all__ = ["table1", "table2"]
@@ -108,7 +108,7 @@ def classify(plan: Plan, seed: int) -> dict[str, float]:
     config = resolve(tree, [*plan.sets, f"seed={seed}"])
     task = Task(config)
     options = Projection.model_validate(config.algorithm["weighting_options"])
-    network = task.load(task.student, task.initial(task.student))
+    network = task.networks.load(task.networks.student, task.networks.initial(task.networks.student))
     domain = task.domains["mnist"]
     labels, wanted = domain.train.y, domain.test.y
     assert labels is not None

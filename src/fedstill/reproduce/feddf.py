@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedstill.config.presets import tree_of
 from fedstill.reproduce import Cell, Plan, cell, runs_of, study
-from fedstill.run.presets import tree_of
 
 __all__ = ["initialisation", "proximal_penalty", "rounds_to_target"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fedstill.core.options import laid_over
 from fedstill.reproduce import Cell, Plan, cell, runs_of, study
-from fedstill.run.presets import laid_over
 
 __all__ = ["feddf_table3"]
 

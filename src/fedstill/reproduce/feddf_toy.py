@@ -13,22 +13,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedstill.core.message import State, clone
+from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
-from fedstill.fusion.distil import distil
-from fedstill.fusion.divergence import divergence
+from fedstill.fusion.distillation.distil import distil
+from fedstill.fusion.distillation.divergence import divergence
+from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import ensemble_table
-from fedstill.fusion.merge import weighted_sum
-from fedstill.fusion.options import Distillation
-from fedstill.fusion.predict import predict_logits
+from fedstill.fusion.merges.average import weighted_sum
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weighting import Scene, make_weighting
-from fedstill.local.fit import fit
-from fedstill.local.options import Local, Optimizer
-from fedstill.message import State, clone
+from fedstill.fusion.weightings.weighting import Scene, make_weighting
 from fedstill.models import build
 from fedstill.models.network import Network
+from fedstill.models.predict import predict_logits
 from fedstill.reproduce import Cell, Plan, study
-from fedstill.streams import stream
+from fedstill.training.fit import fit
+from fedstill.training.options import Local, Optimizer
 
 __all__ = ["Toy", "draw_panels", "fuse_toy"]
 

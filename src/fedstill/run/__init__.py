@@ -9,7 +9,7 @@ from typing import Any
 
 class _Callable(ModuleType):
     def __call__(self, *args: Any, **options: Any) -> Any:
-        from fedstill.run.entry import run
+        from fedstill.run.entry import run  # slow: brings torch
 
         return run(*args, **options)
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedstill.algorithm import Server
-from fedstill.errors import FedstillError
-from fedstill.message import Message, atomic_write
+from fedstill.core.errors import FedstillError
+from fedstill.core.files import atomic_write
+from fedstill.core.message import Message
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 

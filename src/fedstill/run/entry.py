@@ -1,20 +1,19 @@
-"""The two calls that a Python program makes: ``fedstill.run`` and ``fedstill.compare``."""
+"""The call that a Python program makes: ``fedstill.run``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedstill.run.config import Config
-from fedstill.run.loop import Listener, Result
+from fedstill.config.presets import tree_of
+from fedstill.config.tables import Config
+from fedstill.run.configuration import resolve
+from fedstill.run.listener import Listener
+from fedstill.run.loop import Result
 from fedstill.run.loop import run as run_config
-from fedstill.run.presets import resolve, tree_of
 
-if TYPE_CHECKING:
-    from fedstill.report.runs import Run
-
-__all__ = ["compare", "run"]
+__all__ = ["run"]
 
 
 def run(
@@ -40,19 +39,3 @@ def run(
     elif settings:
         raise TypeError("settings change a preset, a file or a tree; a Config is complete")
     return run_config(what, Path(out), resume=resume, listeners=listeners)
-
-
-def compare(
-    what: str | Path,
-    algorithms: Sequence[str],
-    *,
-    seeds: Sequence[int] = (0, 1, 2),
-    out: str | Path = "runs/compare",
-    settings: Sequence[str] = (),
-) -> list[Run]:
-    """Run every system with every seed, as ``fedstill compare`` does; writes the table and the page to ``out``."""
-    from fedstill.cli.compare import compare_runs, folder_of
-    from fedstill.report.runs import load_runs
-
-    compare_runs(str(what), list(algorithms), list(seeds), Path(out), list(settings))
-    return load_runs([folder_of(Path(out), name, seed) for name in algorithms for seed in seeds])

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-import fedstill
-from fedstill.message import atomic_write, to_json
+from fedstill.core.files import atomic_write, to_json
+from fedstill.core.version import __version__
 
 __all__ = ["append", "put_aside", "read_history", "rewrite", "summary", "truncate"]
 
@@ -82,5 +82,5 @@ def summary(algorithm: str, seed: int, history: Sequence[dict[str, Any]], target
         "rounds_to": reached,
         "bytes_total": sum(line["bytes_down"] + line["bytes_up"] for line in history),
         "seconds_total": round(sum(sum(line.get("seconds", {}).values()) for line in history), 3),
-        "versions": {"fedstill": fedstill.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"fedstill": __version__, "torch": torch.__version__, "python": platform.python_version()},
     }

@@ -1,4 +1,4 @@
-"""Trackers people already use, fed with the same numbers as the history: one small callback each.
+"""Trackers people already use, fed with the same numbers as the history: one small listener each.
 
 Both write inside the run folder and start no server: ``tensorboard --logdir DIR/tensorboard`` and
 ``mlflow ui --backend-store-uri DIR/mlruns`` show what is there.
@@ -13,21 +13,12 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from fedstill.errors import FedstillError, unknown
+from fedstill.core.errors import FedstillError, unknown
+from fedstill.run.listener import Listener
 
-__all__ = ["Tracker", "numbers", "tracker"]
-
-
-class Tracker(Protocol):
-    """What a run tells its tracker."""
-
-    def round(self, line: Mapping[str, Any]) -> None:
-        """Called with each line of the history."""
-
-    def close(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Called once at the end; without a summary, or with an empty one, where the run was interrupted."""
+__all__ = ["numbers", "tracker"]
 
 
 def numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -45,8 +36,9 @@ def numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
             yield prefix + key, value
 
 
-def tracker(name: str, folder: Path) -> Tracker:
+def tracker(name: str, folder: Path) -> Listener:
     """The tracker called ``name``, writing below the run folder; a resumed run continues what it finds there."""
+    folder.mkdir(parents=True, exist_ok=True)
     if name not in _TRACKERS:
         raise unknown("tracker", name, _TRACKERS)
     try:
@@ -57,7 +49,7 @@ def tracker(name: str, folder: Path) -> Tracker:
         ) from error
 
 
-class _TensorBoard:
+class _TensorBoard(Listener):
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -68,13 +60,14 @@ class _TensorBoard:
             self.writer.add_scalar(name, value, line["round"], new_style=True, double_precision=True)
         self.writer.flush()  # so that it can be watched
 
-    def close(self, summary: Mapping[str, Any] | None = None) -> None:
-        if summary:
-            self.writer.add_text("summary", f"```\n{json.dumps(summary, indent=2)}\n```")
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        self.writer.add_text("summary", f"```\n{json.dumps(summary, indent=2)}\n```")
+
+    def closed(self) -> None:
         self.writer.close()
 
 
-class _MLflow:
+class _MLflow(Listener):
     def __init__(self, folder: Path) -> None:
         # Read when mlflow is imported: no usage figures leave the machine, and a plain folder is a fine store.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -83,6 +76,7 @@ class _MLflow:
         from mlflow.tracking import MlflowClient
 
         self.metric = Metric
+        self.ended = "KILLED"  # unless the run says that it has finished
         self.client = MlflowClient(tracking_uri=(folder / "mlruns").resolve().as_uri())
         experiment = self.client.get_experiment_by_name("fedstill")
         place = experiment.experiment_id if experiment else self.client.create_experiment("fedstill")
@@ -111,10 +105,12 @@ class _MLflow:
             self.config = None
         self._log(line, line["round"])
 
-    def close(self, summary: Mapping[str, Any] | None = None) -> None:
-        if summary:
-            self._log({"summary": summary}, summary.get("rounds", 0))
-        self.client.set_terminated(self.run, "FINISHED" if summary else "KILLED")
+    def finished(self, summary: Mapping[str, Any]) -> None:
+        self._log({"summary": summary}, summary.get("rounds", 0))
+        self.ended = "FINISHED"
+
+    def closed(self) -> None:
+        self.client.set_terminated(self.run, self.ended)
 
 
 def _mlflow_name(name: str) -> str:
@@ -122,4 +118,4 @@ def _mlflow_name(name: str) -> str:
     return re.sub(r"[^\w\-. /]", "_", name)
 
 
-_TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}
+_TRACKERS: dict[str, Callable[[Path], Listener]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedstill.fusion.weighting import Scene, Scored, register
-from fedstill.message import State
+from fedstill.core.message import State
+from fedstill.core.options import Part
+from fedstill.fusion.weightings.weighting import Scene, Scored, register
 from fedstill.models.network import Network
-from fedstill.options import Part
 
 __all__ = ["ByCounts", "class_weights", "fault"]
 

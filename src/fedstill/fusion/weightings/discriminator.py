@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import fedstill.local.likeness  # noqa: F401 (registers the report for systems that train no discriminator of their own)
-from fedstill.fusion.weighting import Scene, Scored, register
+import fedstill.local.discriminator  # noqa: F401 (registers the report for systems that train no discriminator of their own)
+from fedstill.core.message import State
+from fedstill.core.options import Part
+from fedstill.fusion.weightings.weighting import Scene, Scored, register
 from fedstill.local.adversarial import Discriminator
-from fedstill.message import State
 from fedstill.models.network import Network
-from fedstill.options import Part
 
 __all__ = ["ByDiscriminator", "fault"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedstill.core.errors import FedstillError
+from fedstill.core.options import Part
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
-from fedstill.fusion.weighting import Ready, Scene, register
-from fedstill.options import Part
+from fedstill.fusion.weightings.weighting import Ready, Scene, register
 
 __all__ = ["Examples", "Random", "Uniform"]
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
-from fedstill.errors import FedstillError
-from fedstill.fusion.predict import apply
-from fedstill.fusion.weighting import Ready, Scene, register
+from fedstill.fusion.weightings.weighting import Ready, Scene, register
 from fedstill.local.projection import Projection, fault, project
+from fedstill.models.predict import apply
 
 __all__ = ["OneHot", "Soft", "one_hot_weights", "proximity", "soft_weights"]
 
@@ -89,10 +89,10 @@ class _Projected(Ready):
             return proximity(z, sent)
         if self.task is None or self.server is None:
             raise FedstillError("projection weights need the model that the clients extracted their features with")
-        backbones = [r.prototype if r.prototype in self.server.models else self.task.student for r in self.replies]
+        backbones = [r.prototype if r.prototype in self.server.models else self.task.networks.student for r in self.replies]
         found: Tensor | None = None
         for prototype in dict.fromkeys(backbones):
-            network = self.task.load(prototype, self.server.models[prototype], role="backbone")
+            network = self.task.networks.load(prototype, self.server.models[prototype], role="backbone")
             z = apply(network.features, network, samples)
             mine = [k for k, name in enumerate(backbones) if name == prototype]
             if found is None:

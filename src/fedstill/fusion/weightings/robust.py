@@ -12,10 +12,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedstill.errors import FedstillError
-from fedstill.fusion.weighting import Ballot, Scene, Voting, register
-from fedstill.options import Part
-from fedstill.run.config import validated
+from fedstill.core.errors import FedstillError
+from fedstill.core.options import Part, validated
+from fedstill.fusion.weightings.weighting import Ballot, Scene, Voting, register
 
 __all__ = ["Median", "Spectral", "SpectralOptions", "Trimmed", "TrimmedOptions", "spectral_weights"]
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from fedstill.core.options import Part
 from fedstill.fusion.vote import Gate, Variant, knowledge_vote
-from fedstill.fusion.weighting import Ballot, Scene, Voting, register
-from fedstill.options import Part
+from fedstill.fusion.weightings.weighting import Ballot, Scene, Voting, register
 
 __all__ = ["KnowledgeVote", "VoteOptions"]
 

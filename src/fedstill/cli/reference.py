@@ -1,0 +1,188 @@
+"""The reference of all options, written from the code: ``python -m fedstill.cli.reference`` renews docs/configuration.md."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from fedstill import models
+from fedstill.algorithms import algorithms
+from fedstill.config.tables import Config
+from fedstill.core.options import table_in
+from fedstill.fusion.merges.average import make_merge, merges
+from fedstill.fusion.weightings.weighting import options_kind, weightings
+
+__all__ = ["reference"]
+
+INTRODUCTION = """\
+The last column has the allowed values, where they are few, and what the key means. A key whose default is `null` is not set;
+leave it out where it is not wanted. What `data.domains`, `data.server` and `data.target` can name is in [data.md](data.md)."""
+
+# options that name a member of a common set: where the page lists the members
+SETS = {
+    "model.name": "a [model](#models)",
+    "model.clients": "a list of [models](#models), dealt in turn",
+    "model.student": "a [model](#models)",
+    "algorithm.merge": "a [merge](#merges)",
+    "algorithm.weighting": "a [weighting](#weightings)",
+    "algorithm.generator.kind": "a [generator](#generators)",
+}
+
+
+def comments(kind: type[BaseModel]) -> dict[str, str]:
+    """The comment behind each field in the source; that is where options are explained."""
+    found = {}
+    for base in reversed([k for k in kind.__mro__ if issubclass(k, BaseModel) and k is not BaseModel]):
+        try:
+            source = inspect.getsource(base)
+        except (OSError, TypeError):
+            continue
+        # the value may stand on a line of its own, in brackets
+        found.update(dict(re.findall(r"^    (\w+):[^\n#]*(?:\(\n[^\n#]*)?#\s*([^\n]+)$", source, re.MULTILINE)))
+    return found
+
+
+NOUNS = {int: "a number", float: "a number", str: "a name"}
+
+
+def literals(annotation: Any) -> tuple[list[Any], list[str]]:
+    """The values that an annotation lists, and what it takes besides.
+
+    >>> literals(Literal["a", "b"] | None), literals(int | Literal["epoch"])
+    ((['a', 'b'], []), (['epoch'], ['a number']))
+    """
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation)), []
+    if get_origin(annotation) is Annotated:
+        return literals(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        parts = [literals(part) for part in get_args(annotation) if part is not type(None)]
+        besides = dict.fromkeys(other for _, others in parts for other in others)
+        return [value for values, _ in parts for value in values], list(besides)
+    return [], ["a table" if table_in(annotation) else NOUNS.get(annotation, "other")]
+
+
+def meaning(key: str, annotation: Any, comment: str) -> str:
+    """The third column: the allowed values, then the comment.
+
+    >>> meaning("local.schedule.kind", Literal["constant", "cosine"], "over the rounds")
+    '`"constant"`, `"cosine"`; over the rounds'
+    """
+    values, others = literals(annotation)
+    allowed = ", ".join([*others, *(f"`{json.dumps(value)}`" for value in values)]) if values else SETS.get(key, "")
+    return "; ".join(part for part in (allowed, comment) if part).replace("|", "\\|")
+
+
+def rows(kind: type[BaseModel], prefix: str) -> list[str]:
+    """A line for each option of a table, those of nested tables after it."""
+    lines = []
+    said = comments(kind)
+    for name, field in kind.model_fields.items():
+        inner = table_in(field.annotation)
+        default = field.get_default(call_default_factory=True) if field.default is not PydanticUndefined else PydanticUndefined
+        key = f"{prefix}{name}"
+        if inner is not None and isinstance(default, BaseModel):
+            lines += rows_with_defaults(inner, default, f"{key}.")
+            continue
+        shown = "required" if default is PydanticUndefined else f"`{json.dumps(plain(default))}`"
+        lines.append(f"| `{key}` | {shown} | {meaning(key, field.annotation, said.get(name, ''))} |")
+        if inner is not None:
+            lines += rows(inner, f"{key}.")
+    return lines
+
+
+def rows_with_defaults(kind: type[BaseModel], value: BaseModel, prefix: str) -> list[str]:
+    """As :func:`rows`, with the defaults that the outer table gives."""
+    lines = []
+    said = comments(kind)
+    for name, field in kind.model_fields.items():
+        inner = getattr(value, name)
+        if isinstance(inner, BaseModel):
+            lines += rows_with_defaults(type(inner), inner, f"{prefix}{name}.")
+        else:
+            what = meaning(f"{prefix}{name}", field.annotation, said.get(name, ""))
+            lines.append(f"| `{prefix}{name}` | `{json.dumps(plain(inner))}` | {what} |")
+    return lines
+
+
+def plain(value: Any) -> Any:
+    """A default as JSON can show it."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", exclude_none=True)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def reference() -> str:
+    """All options as Markdown."""
+    head = "| key | default | values, meaning |\n|---|---|---|"
+    parts = [INTRODUCTION, "", head]
+    for name, field in Config.model_fields.items():
+        if name == "algorithm":
+            continue
+        inner = table_in(field.annotation)
+        if inner is None:
+            what = meaning(name, field.annotation, comments(Config).get(name, ""))
+            parts.append(f"| `{name}` | `{json.dumps(plain(field.default))}` | {what} |")
+        else:
+            parts += rows(inner, f"{name}.")
+    for name, kind in algorithms().items():
+        parts += ["", f'## {kind.title}: `algorithm.name = "{name}"`', "", f"{kind.paper}. {first_line(kind)}", ""]
+        found = rows(kind.Options, "algorithm.")
+        parts += [head, *found] if found else ["No options."]
+    said = "The networks: `model.name`, `model.clients`, `model.student`. At the end of a line: the `model.norm` it can have."
+    besides = {
+        "torchvision:NAME": "a model of torchvision, such as `torchvision:resnet50`; needs the extra `torchvision`",
+        "hf:NAME": "a text encoder of Hugging Face, by its name or folder; needs the extra `text`",
+        "module.path:callable": "your own callable: gets `classes`, `model.options`, and `shape` and `norm` if it takes them",
+    }
+    parts += members("Models", said, {**{name: models.describe(name) for name in models.names()}, **besides})
+    said = "Where the student starts, or what the merged model is: `algorithm.merge`."
+    parts += members("Merges", said, {name: first_sentence(make_merge(name)) for name in merges()})
+    said = "What generates samples or features: `algorithm.generator.kind`."
+    parts += members("Generators", said, {kind: models.describe_generator(kind) for kind in models.generator_kinds()})
+    parts += members("Weightings", "How much each teacher counts for each sample: `algorithm.weighting`.", weightings())
+    takers: dict[type[BaseModel], list[str]] = {}
+    for name in weightings():
+        kind_of = options_kind(name)
+        if kind_of is not None:
+            takers.setdefault(kind_of, []).append(f"`{name}`")
+    for taken, names in takers.items():
+        found = rows(taken, "algorithm.weighting_options.")
+        parts += ["", f"`algorithm.weighting_options` of {', '.join(names)}:{'' if found else ' none.'}"]
+        parts += ["", head, *found] if found else []
+    return "\n".join(parts) + "\n"
+
+
+def members(title: str, said: str, listed: Mapping[str, str]) -> list[str]:
+    """A section that lists a common set, a line for each member."""
+    lines = [f"| `{name}` | {what} |" for name, what in listed.items()]
+    return ["", f"## {title}", "", said, "", "| name | |", "|---|---|", *lines]
+
+
+def first_sentence(function: Callable) -> str:
+    """The first sentence of a docstring, which may take more than one line."""
+    return re.split(r"(?<=\.)\s", " ".join((function.__doc__ or "").split()))[0]
+
+
+def first_line(kind: type) -> str:
+    """The first line of a docstring."""
+    return (kind.__doc__ or "").strip().split("\n")[0]
+
+
+def main() -> None:
+    """Renew the page."""
+    page = Path("docs/configuration.md")
+    head = page.read_text().split("<!-- options -->")[0]
+    page.write_text(f"{head}<!-- options -->\n{reference()}")
+
+
+if __name__ == "__main__":
+    main()

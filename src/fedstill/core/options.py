@@ -1,0 +1,119 @@
+"""What every table of options has in common: frozen, validated, and no unknown keys; a mistake is told in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedstill.core.errors import FedstillError, nearest
+
+__all__ = ["Part", "Positive", "laid_over", "table_in", "validated"]
+
+Positive = Annotated[int, Field(ge=1)]
+Table = TypeVar("Table", bound=BaseModel)
+
+
+class Part(BaseModel):
+    """A table of the configuration.
+
+    A nested table that is given in part keeps the other keys as this table's own default has them, not as its kind has them:
+
+    >>> class Inner(Part):
+    ...     steps: int = 10
+    ...     size: int = 1
+    >>> class Outer(Part):
+    ...     inner: Inner = Inner(steps=5)
+    >>> Outer.model_validate({"inner": {"size": 3}}).inner
+    Inner(steps=5, size=3)
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_defaults(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        given = laid_over(cls.presets(given), given)
+        nested = {name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Part)}
+        over = {name: default.under(given[name]) for name, default in nested.items() if isinstance(given.get(name), Mapping)}
+        return {**given, **over}
+
+    def under(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What is given in part of this table, completed by its own values."""
+        return laid_over(self.model_dump(), given)
+
+    @classmethod
+    def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Values that what is given brings with it, such as a named set of defaults; what is given wins over them."""
+        return {}
+
+
+def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Two trees, the second winning, tables merged key by key.
+
+    >>> laid_over({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
+    {'a': {'x': 1, 'y': 3}}
+    """
+    result = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = laid_over(result[key], value) if both else value
+    return result
+
+
+def validated(kind: type[Table], tree: Mapping[str, Any], prefix: str = "") -> Table:
+    """``tree`` as a ``kind``; the first mistake is told in one line with the nearest valid name."""
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise FedstillError(_one_line(kind, error, prefix)) from None
+
+
+def _one_line(kind: type[BaseModel], error: ValidationError, prefix: str) -> str:
+    problem = error.errors()[0]
+    path = [str(part) for part in problem["loc"] if not str(part).startswith("function-")]
+    key = ".".join([prefix, *path] if prefix else path)
+    if problem["type"] == "extra_forbidden":
+        valid = _fields_at(kind, path[:-1])
+        close = nearest(path[-1], valid)
+        hint = f"did you mean '{close}'?" if close else "valid: " + ", ".join(sorted(valid))
+        return f"unknown key '{key}'; {hint}"
+    if problem["type"] == "missing":
+        return f"missing key '{key}'"
+    value = json.dumps(problem.get("input"), default=str)
+    value = value if len(value) <= 80 else value[:77] + "..."
+    text = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "literal_error" and isinstance(problem.get("input"), str):
+        expected = problem.get("ctx", {}).get("expected", "")
+        close = nearest(problem["input"], [name.strip(" '") for name in expected.replace(" or ", ", ").split(",")])
+        text = f"should be {expected}" + (f"; did you mean '{close}'?" if close else "")
+    return f"{key} = {value}: {text}" if key else text
+
+
+def _fields_at(kind: type[BaseModel], path: list[str]) -> list[str]:
+    here: Any = kind
+    for part in path:
+        field = here.model_fields.get(part) if _is_table(here) else None
+        if field is None:
+            continue  # an index, or the tag of a union
+        here = table_in(field.annotation) or here
+    return list(here.model_fields) if _is_table(here) else []
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def table_in(annotation: Any) -> Any:
+    if _is_table(annotation):
+        return annotation
+    if get_origin(annotation) is not None:
+        for part in get_args(annotation):
+            found = table_in(part)
+            if found:
+                return found
+    return None

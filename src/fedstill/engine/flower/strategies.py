@@ -1,0 +1,281 @@
+"""FedDF and FedD3A as Flower strategies, for projects that have a Flower app of their own.
+
+They take the place of ``flwr.serverapp.strategy.FedAvg`` in a ServerApp and need two things more: the model, and unlabelled
+inputs on the server. The clients stay as they are for FedDF; for FedD3A each adds one record to its reply::
+
+    content = RecordDict({"arrays": arrays, "metrics": metrics})                                   # before
+    content = RecordDict({"arrays": arrays, "metrics": metrics, "projection": projection(received, inputs)})  # after
+
+A reply that is broken (not finite, wrong names or shapes) is left out with a line in the log, where plain averaging would let it
+ruin the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedstill.algorithms.fedd3a import FedD3AOptions
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message, State, clone
+from fedstill.core.streams import stream, subseed
+from fedstill.data.samples import Samples
+from fedstill.engine.flower.records import from_records
+from fedstill.fusion.distillation.distil import distil
+from fedstill.fusion.distillation.options import Distillation
+from fedstill.fusion.ensemble import Space, ensemble_table
+from fedstill.fusion.merges.average import weighted_sum
+from fedstill.fusion.screening import fault
+from fedstill.fusion.teacher import Teacher
+from fedstill.fusion.weightings.projection import one_hot_weights, proximity, soft_weights
+from fedstill.fusion.weightings.weighting import Ready
+from fedstill.local.projection import Projection, subspace
+from fedstill.local.projection import fault as projection_fault
+from fedstill.models.network import Network
+from fedstill.models.predict import apply
+from fedstill.models.wrapped import last_linear
+from fedstill.training.fit import learning_rate
+
+# after fedstill.engine.flower.records, which turns Flower's telemetry off
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict  # isort: skip
+from flwr.app import Message as FlowerMessage  # isort: skip
+from flwr.serverapp import Grid  # isort: skip
+from flwr.serverapp.strategy import FedAvg, Result  # isort: skip
+
+__all__ = ["FedD3A", "FedDF", "projection"]
+
+log = logging.getLogger("flwr")
+
+
+class Own(Network):
+    """A user's module as it is; its features are what goes into its last linear layer."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What goes into the last linear layer."""
+        _, layer = last_linear(self.module, tuple(x.shape[1:]), type(self.module).__name__)
+        seen: list[Tensor] = []
+        hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            self.module(x)
+        finally:
+            hook.remove()
+        return seen[0]
+
+
+def projection(model: nn.Module, inputs: Tensor | Iterable[Tensor], options: Projection = Projection()) -> ArrayRecord:
+    """What a FedD3A client adds to its reply as ``"projection"``: the subspace that its features span (Eq. 5).
+
+    ``model`` holds the weights **as received**, before local training; ``inputs`` are the client's training inputs, as one tensor
+    or in batches. They are shuffled, always alike, as batches of one class would span another subspace than those of training.
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> list(projection(net, torch.rand(8, 1, 2, 2)))
+    ['matrix']
+    """
+    network = Own(model)
+    extract = lambda x: apply(network.features, network, Samples(x))
+    drawn = lambda x: x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: options.sample].to(x.device)]
+    # of batches only the features are ever held together
+    features = extract(drawn(inputs)) if isinstance(inputs, Tensor) else drawn(torch.cat([extract(x) for x in inputs]))
+    return ArrayRecord({name: t.cpu() for name, t in subspace(features, options).items()})
+
+
+class _Given(Ready):
+    """Weights worked out before."""
+
+    def __init__(self, table: Tensor):
+        self.table = table
+
+    def weights(self, samples: Samples) -> Tensor:
+        """(n, teachers)."""
+        return self.table
+
+
+class FedDF(FedAvg):
+    """FedAvg, then ensemble distillation on the server's unlabelled inputs (Lin et al., NeurIPS 2020).
+
+    ``pool`` holds inputs as the model takes them, ``(n, ...)``. Further keyword arguments are those of Flower's ``FedAvg``.
+
+    Before::
+
+        strategy = FedAvg(fraction_train=0.5)
+
+    After::
+
+        strategy = FedDF(Net(), pool, fraction_train=0.5)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pool: Tensor,
+        *,
+        distillation: Distillation = Distillation(),
+        ensemble: Space = "logits",
+        seed: int = 0,
+        **fedavg: Any,
+    ):
+        super().__init__(**fedavg)
+        if len(pool) == 0:
+            raise FedstillError("the pool is empty")
+        self.student, self.teacher = Own(model), Own(copy.deepcopy(model))
+        self.pool = Samples(pool)
+        self.distillation, self.ensemble, self.seed = distillation, ensemble, seed
+        self.sent: State = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[FlowerMessage]:
+        """As FedAvg; remembers what the clients are sent."""
+        self.sent = {name: tensor.clone() for name, tensor in arrays.to_torch_state_dict().items()}
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[FlowerMessage]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the sound replies, then distil all of them into the average (Algorithm 1, lines 6 to 10)."""
+        sound = self._sound(replies)
+        if not sound:
+            return None, None
+        contents = [content for content, _ in sound]
+        messages = [message for _, message in sound]
+        merged = weighted_sum([message.group("model") for message in messages], self.shares(messages))
+        teachers = [
+            Teacher(str(k), lambda m=message: _load(self.teacher, m.group("model")))  # type: ignore[misc]
+            for k, message in enumerate(messages)
+        ]
+        weighting = _Given(self.weights(messages))
+        table = ensemble_table(
+            teachers,
+            self.pool,
+            weighting,
+            space=self.ensemble,
+            temperature=self.distillation.temperature,
+            direction=self.distillation.direction,
+        )
+        with torch.random.fork_rng(devices=[]):  # dropout draws from torch's own generator
+            torch.manual_seed(subseed(self.seed, "fuse", server_round))
+            done = distil(
+                _load(self.student, merged),
+                self.pool,
+                table,
+                self.learning(server_round),
+                rng=stream(self.seed, "distil", server_round),
+            )
+        log.info("distilled %d teachers in %d steps, loss %.4f to %.4f", len(sound), done.steps, done.first_loss, done.last_loss)
+        metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
+        return ArrayRecord(clone(self.student.module.state_dict())), metrics
+
+    def learning(self, server_round: int) -> Distillation:
+        """How the student learns in this round."""
+        return self.distillation
+
+    def shares(self, messages: Sequence[Message]) -> list[float]:
+        """How much each reply counts in the average: by its examples."""
+        counts = [float(message.values["samples"]) for message in messages]
+        return [count / sum(counts) for count in counts]
+
+    def weights(self, messages: Sequence[Message]) -> Tensor:
+        """How much each teacher counts for each sample of the pool, (n, teachers): all alike."""
+        return torch.full((len(self.pool), len(messages)), 1 / len(messages))
+
+    requires: tuple[str, ...] = ("model",)
+
+    def fault_of(self, message: Message) -> str | None:
+        """Why what a reply holds besides its model cannot be used, or None."""
+        return None
+
+    def _sound(self, replies: Iterable[FlowerMessage]) -> list[tuple[RecordDict, Message]]:
+        """The replies that can be used; the others are named in the log."""
+        found = []
+        for reply in replies:
+            reason = str(reply.error.reason) if reply.has_error() else None
+            if reason is None:
+                try:
+                    message = self._read(reply.content)
+                    reason = fault(message, self.requires, self.student.module.state_dict()) or self.fault_of(message)
+                except (FedstillError, KeyError, ValueError, TypeError) as error:
+                    reason = f"{error}"
+            if reason is None:
+                found.append((reply.content, message))
+            else:
+                log.warning("reply of node %s is not used: %s", reply.metadata.src_node_id, reason)
+        return found
+
+    def _read(self, content: RecordDict) -> Message:
+        """A reply in our terms: its arrays are the group ``model``, other array records keep their names."""
+        metrics = next(iter(content.metric_records.values()))
+        samples: Any = metrics[self.weighted_by_key]
+        parts = {}
+        for name, record in content.array_records.items():
+            group = "model" if name == self.arrayrecord_key else str(name)
+            whole = from_records(RecordDict({"tensors": record, "values": ConfigRecord()}))
+            parts[group] = whole.tensors
+        return Message.of(**parts, samples=int(samples))
+
+
+class FedD3A(FedDF):
+    """FedDF whose teachers count, sample by sample, by how near it is to their domain (Su, Li and Xue, 2022).
+
+    Clients add :func:`projection` of the weights they were sent to their replies.
+    """
+
+    requires = ("model", "projection")
+
+    def __init__(self, model: nn.Module, pool: Tensor, *, options: FedD3AOptions = FedD3AOptions(), **rest: Any):
+        super().__init__(model, pool, **{"distillation": options.distillation, "ensemble": options.ensemble, **rest})
+        if options.weighting not in ("soft", "projection", "onehot") or options.merge not in ("uniform", "examples"):
+            raise FedstillError(
+                "this strategy weighs teachers by 'soft' or 'onehot' and merges 'uniform' or by 'examples', "
+                f"not '{options.weighting}' and '{options.merge}': FedDF's has equal weights, fedstill's own engine has them all"
+            )
+        self.options, self.projection = options, Projection.model_validate(options.weighting_options)
+        self.rounds = 1
+        self.width = apply(self.student.features, self.student, self.pool.take(slice(0, 1))).shape[1]  # of the features
+
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **rest: Any) -> Result:
+        """As FedAvg; the server's learning rate falls over all rounds."""
+        self.rounds = num_rounds
+        return super().start(grid, initial_arrays, num_rounds, *args, **rest)
+
+    def learning(self, server_round: int) -> Distillation:
+        """With the rate of this round."""
+        optimizer = self.distillation.optimizer
+        rate = learning_rate(optimizer.lr, self.options.rate, server_round, self.rounds)
+        return self.distillation.model_copy(update={"optimizer": optimizer.model_copy(update={"lr": rate})})
+
+    def fault_of(self, message: Message) -> str | None:
+        """A projection must be one of this network's features."""
+        return projection_fault(message.group("projection"), self.width)
+
+    def shares(self, messages: Sequence[Message]) -> list[float]:
+        """All alike, as in the paper, unless by examples."""
+        return super().shares(messages) if self.options.merge == "examples" else [1 / len(messages)] * len(messages)
+
+    def weights(self, messages: Sequence[Message]) -> Tensor:
+        """Eq. 6, with the features of the model that the clients were sent."""
+        network = _load(self.teacher, self.sent)
+        z = apply(network.features, network, self.pool)
+        r = proximity(z, [message.group("projection") for message in messages])
+        if self.options.weighting == "onehot":
+            return one_hot_weights(r)
+        return soft_weights(r, unbiased=self.projection.unbiased, temperature=self.projection.temperature)
+
+
+def _load(network: Own, state: State) -> Own:
+    with torch.no_grad():
+        for name, tensor in network.module.state_dict().items():
+            tensor.copy_(state[name])
+    return network

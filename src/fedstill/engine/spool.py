@@ -1,0 +1,69 @@
+"""Where the replies of a round wait to be read."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+from fedstill.core.message import Message
+
+__all__ = ["Spool"]
+
+IN_MEMORY = 64 << 20  # replies of a round beyond this many bytes are spooled to disk
+
+
+class Spool:
+    """Where the replies of a round wait to be read: in memory while they are small, in files beyond that.
+
+    >>> spool = Spool()
+    >>> spool.keep(1, "train", "a", Message.of(samples=3))().values
+    {'samples': 3}
+    >>> spool.close()
+    """
+
+    def __init__(self, most: int = IN_MEMORY) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fedstill-"))
+        self.most = most
+        self.held = 0
+
+    def begin(self, round: int) -> None:
+        """Forget other rounds. Files are unlinked, not overwritten: tensors may still be mapped from them."""
+        for old in self.folder.glob("*.safetensors"):
+            if not old.name.startswith(f"{round}-"):
+                old.unlink()
+        self.held = 0
+
+    def path(self, round: int, phase: str, client: str) -> Path:
+        """The file of one reply."""
+        return self.folder / f"{round}-reply-{quote(client, safe='')}-{phase}.safetensors"
+
+    def keep(self, round: int, phase: str, client: str, reply: Message) -> Callable[[], Message]:
+        """Keep a reply; what is returned reads it."""
+        self.held += reply.nbytes
+        if self.held <= self.most:
+            return lambda: reply
+        path = self.path(round, phase, client)
+        path.write_bytes(reply.to_bytes())
+        return lambda: Message.load(path)
+
+    def reader(self, path: Path) -> Callable[[], Message]:
+        """Reads the reply that another process wrote to ``path``; once, while replies are small."""
+        kept: list[Message] = []
+
+        def read() -> Message:
+            if kept:
+                return kept[0]
+            message = Message.load(path)
+            self.held += message.nbytes
+            if self.held <= self.most:
+                kept.append(message)
+            return message
+
+        return read
+
+    def close(self) -> None:
+        """Remove the files."""
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,141 @@
+"""Worker processes as their parent sees them.
+
+Workers are plain subprocesses that speak JSON lines over their pipes and exchange tensors through safetensors files, so nothing
+is pickled and a script needs no ``__main__`` guard. Each worker builds the task from the same configuration, maps the cached
+data (pages shared between processes) and keeps one network per architecture whose weights are replaced in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedstill.config.tables import Config
+from fedstill.engine.exchange import Outcome
+from fedstill.engine.spool import Spool
+
+__all__ = ["Worker", "WorkerSettings"]
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What every worker of an engine is started with."""
+
+    config: Config
+    memory: Path  # the clients' private states
+    log: Path  # what clients failed with, in full
+    threads: int
+
+
+class Worker:
+    """One subprocess; started again if it dies."""
+
+    def __init__(self, settings: WorkerSettings, spool: Spool):
+        self.settings, self.spool = settings, spool
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """The process, which gets ready on its own; started where there is none, or none that lives."""
+        if self.process is not None and self.process.poll() is None:
+            return self.process
+        self._forget()
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        if self.settings.threads:
+            environment.update(OMP_NUM_THREADS=str(self.settings.threads), MKL_NUM_THREADS=str(self.settings.threads))
+        with open(self.settings.log, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fedstill.engine.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+            )
+        hello = {
+            "config": self.settings.config.model_dump(mode="json", exclude_none=True),
+            "folder": str(self.settings.memory),
+            "threads": self.settings.threads,
+        }
+        assert process.stdin is not None
+        self.process = process
+        process.stdin.write(json.dumps(hello).encode() + b"\n")
+        process.stdin.flush()
+        return process
+
+    def work(self, jobs: queue.SimpleQueue[dict[str, Any]], results: queue.SimpleQueue[Outcome]) -> None:
+        """Take jobs until there are none; every job taken gives exactly one result.
+
+        The next job is on its way before the last one's result is handed over, so that the process never waits for the loop.
+        """
+        job = self._send(jobs)
+        while job is not None:
+            answer = self._receive()
+            following = self._send(jobs)
+            results.put(self._outcome(job, answer))
+            job = following
+
+    def _send(self, jobs: queue.SimpleQueue[dict[str, Any]]) -> dict[str, Any] | None:
+        try:
+            job = jobs.get_nowait()
+        except queue.Empty:
+            return None
+        with contextlib.suppress(OSError):  # a process that cannot start or has died answers nothing, and that is what counts
+            stdin = self.start().stdin
+            assert stdin is not None
+            stdin.write(json.dumps(job).encode() + b"\n")
+            stdin.flush()
+        return job
+
+    def _receive(self) -> dict[str, Any]:
+        process = self.process
+        if process is None:
+            return {"error": "its worker process did not start"}
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if line:
+            return json.loads(line)
+        code = process.wait()
+        self._forget()
+        return {"error": f"its worker process ended with status {code}"}
+
+    def _forget(self) -> None:
+        """Close the pipes of a process that has ended."""
+        if self.process is not None:
+            for pipe in (self.process.stdin, self.process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(OSError):  # what could not be written any more
+                    pipe.close()
+        self.process = None
+
+    def _outcome(self, job: dict[str, Any], answer: dict[str, Any]) -> Outcome:
+        if "error" in answer:
+            return Outcome(job["client"], reason=answer["error"])
+        return Outcome(job["client"], self.spool.reader(Path(job["reply"])), nbytes=answer["nbytes"])
+
+    def kill(self) -> None:
+        """End the process at once; the thread that reads from it sees the end."""
+        process = self.process
+        if process is not None:
+            process.kill()
+
+    def stop(self) -> None:
+        """Let the process end by itself, or end it where it takes too long."""
+        process = self.process
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._forget()

@@ -1,0 +1,1 @@
+"""How knowledge is transferred: sources of samples, divergences, the student's training, the transfer of a round."""

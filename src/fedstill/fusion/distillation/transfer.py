@@ -1,0 +1,191 @@
+"""The transfer of a round: teachers speak about the samples, every student learns, and the history learns what it did."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstill.algorithm import Reply, Round, Scores
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import State, clone
+from fedstill.data.samples import Samples
+from fedstill.fusion.distillation.distil import distil
+from fedstill.fusion.distillation.options import Distillation
+from fedstill.fusion.ensemble import Space, Table, ensemble_table
+from fedstill.fusion.teacher import Teacher
+from fedstill.fusion.weightings.weighting import Weighting
+from fedstill.models.network import Network
+from fedstill.models.predict import accuracy
+from fedstill.task import Task
+
+__all__ = ["learn", "note_ceiling", "note_merged", "note_weights", "transfer"]
+
+
+def transfer(
+    task: Task,
+    models: Mapping[str, State],
+    teachers: Sequence[Teacher],
+    samples: Samples,
+    weighting: Weighting,
+    options: Distillation,
+    round: Round,
+    *,
+    space: Space = "logits",
+    view: Callable[[Network], Network] = lambda network: network,
+    inputs: Callable[[int, torch.Generator], Tensor] | None = None,
+) -> dict[str, State]:
+    """Distil the teachers into every model of ``models`` (the students' starts); returns the students' weights.
+
+    ``view`` is the part of a network that takes ``samples``: all of it, or where they are features only its head. ``inputs``
+    makes new ones for each step, where ``options.fresh`` asks for that.
+
+    Notes in the round: the merged models' and the ensemble's accuracy, mean teacher weights, losses, and a warning where
+    validation data says that distillation hurt.
+    """
+    live = {"space": space, "temperature": options.temperature, "direction": options.direction}
+    table: Any
+    speakers = [replace(teacher, load=lambda teacher=teacher: view(teacher.load())) for teacher in teachers]  # type: ignore[misc]
+    if options.fresh:
+        table = lambda x: ensemble_table(speakers, Samples(x), weighting, **live)  # type: ignore[arg-type]
+    else:
+        table = ensemble_table(
+            speakers,
+            samples,
+            weighting,
+            progress=lambda k, of: round.progress("teachers", k, of),
+            **live,  # type: ignore[arg-type]
+        )
+        note_weights(task, teachers, table, samples, round)
+    students = learn(task, models, samples, table, options, round, view=view, inputs=inputs)
+    # measured last, so that a weighting which draws at random gives the same model whether or not it is measured
+    note_ceiling(task, models, teachers, weighting, options, round, space)
+    return students
+
+
+def learn(
+    task: Task,
+    models: Mapping[str, State],
+    samples: Samples,
+    table: Table | Callable[[Tensor], Table],
+    options: Distillation,
+    round: Round,
+    *,
+    view: Callable[[Network], Network] = lambda network: network,
+    inputs: Callable[[int, torch.Generator], Tensor] | None = None,
+) -> dict[str, State]:
+    """The students' part of :func:`transfer`, for a table that is already there."""
+    students: dict[str, State] = {}
+    losses: dict[str, dict[str, Any]] = {}
+    for name, start in models.items():
+        student = task.networks.load(name, start, role="student")
+        done = distil(
+            view(student),
+            samples,
+            table,
+            options,
+            rng=round.rng("distil", name),
+            validation=task.validation if view(student) is student else None,
+            inputs=inputs,
+            progress=lambda step, of, name=name: round.progress(f"distil {name}", step, of),  # type: ignore[misc]
+        )
+        if not math.isfinite(done.last_loss):
+            raise FedstillError(
+                f"round {round.number}: distillation of {name} diverged (loss {done.last_loss}) after {done.steps} steps; "
+                f"lower the rate of algorithm.distillation.optimizer"
+            )
+        losses[name] = {"steps": done.steps, "first": done.first_loss, "last": done.last_loss}
+        if done.before is not None:
+            losses[name].update(validation_before=done.before, validation_after=done.after, kept=done.kept)
+        if done.hurt:
+            fell = f"validation accuracy of {name} fell from {done.before:.3f} to {done.after:.3f} by distillation"
+            hint = "the merged model is kept" if done.kept == "merged" else "keep_if_worse = 'merged' would keep the merged model"
+            text = f"round {round.number}: {fell}; {hint}"
+            round.notes.setdefault("warnings", []).append(text)
+        students[name] = clone(student.state_dict())
+    round.note(distillation=losses)
+    return students
+
+
+def note_ceiling(
+    task: Task,
+    models: Mapping[str, State],
+    teachers: Sequence[Teacher],
+    weighting: Weighting,
+    options: Distillation,
+    round: Round,
+    space: Space,
+) -> None:
+    """Note the accuracy before distillation (``merged_accuracy``) and of the ensemble, its ceiling (``ensemble_accuracy``)."""
+    if not note_merged(task, models, round):
+        return
+    clock = time.perf_counter()
+    tests = [test for test in task.tests.values() if test.y is not None]
+    together = Samples(torch.cat([test.x for test in tests]))
+    table = ensemble_table(
+        teachers, together, weighting, space=space, temperature=options.temperature, direction=options.direction
+    )
+    right = table.targets.argmax(1).cpu() == torch.cat([test.y for test in tests if test.y is not None])
+    by_domain = [float(part.double().mean()) for part in right.split([len(test) for test in tests])]
+    round.note(
+        ensemble_accuracy=fmean(by_domain),
+        evaluate_seconds=round.notes.get("evaluate_seconds", 0.0) + time.perf_counter() - clock,
+    )
+
+
+def note_merged(task: Task, models: Mapping[str, State], round: Round) -> bool:
+    """Note the accuracy before distillation, in rounds where it is wanted; returns whether this is one."""
+    evaluation = task.config.evaluation
+    if not evaluation.ensemble or not task.tests or (round.number % evaluation.every and round.number != round.total):
+        round.note(merged_accuracy=None)  # not measured, and not the accuracy after distillation either
+        return False
+    clock = time.perf_counter()
+    merged = Scores(
+        {
+            domain: fmean(accuracy(task.networks.load(name, state, role="student"), test) for name, state in models.items())
+            for domain, test in task.tests.items()
+        }
+    )
+    spent = time.perf_counter() - clock
+    round.note(merged_accuracy=merged.mean, evaluate_seconds=round.notes.get("evaluate_seconds", 0.0) + spent)
+    return True
+
+
+def note_personal(task: Task, replies: Sequence[Reply], round: Round) -> None:
+    """Note how well each client's own model does on its own domain's test set, where the server has one."""
+    evaluation = task.config.evaluation
+    replies = [reply for reply in replies if reply.domain in task.domains]
+    if not replies or (round.number % evaluation.every and round.number != round.total):
+        return
+    clock = time.perf_counter()
+    round.note(
+        personal_accuracy={
+            r.client: accuracy(task.networks.load(r.prototype, r.model, role="teacher"), task.domains[r.domain].test)
+            for r in replies
+        }
+    )
+    round.note(evaluate_seconds=round.notes.get("evaluate_seconds", 0.0) + time.perf_counter() - clock)
+
+
+def note_weights(task: Task, teachers: Sequence[Teacher], table: Table, samples: Samples, round: Round) -> None:
+    """Note each teacher's mean weight, and where the samples are the server's pool also by the domain they come from."""
+    names = [teacher.name for teacher in teachers]
+
+    def means(weights: Tensor) -> dict[str, float]:
+        return {name: float(f"{value:.5g}") for name, value in zip(names, weights.mean(0).tolist(), strict=True)}
+
+    round.note(weights=means(table.weights))
+    pool = task.pool
+    if pool is not None and samples is pool.samples:
+        origin = pool.origin.to(table.weights.device)
+        round.note(
+            weights_by_domain={
+                domain: means(table.weights[origin == i]) for i, domain in enumerate(pool.domains) if bool((origin == i).any())
+            }
+        )

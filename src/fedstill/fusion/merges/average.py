@@ -1,0 +1,154 @@
+"""Where the student starts: averages of the replies' weights, streamed so that one reply is in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from pydantic import AfterValidator
+from torch import Tensor
+
+from fedstill.algorithm import Reply, Round, Server
+from fedstill.core.errors import unknown
+from fedstill.core.message import State, clone
+from fedstill.models.statistics import recalibrate
+
+if TYPE_CHECKING:
+    from fedstill.task import Task
+
+__all__ = [
+    "Merge",
+    "MergeName",
+    "average",
+    "by_examples",
+    "make_merge",
+    "merge_models",
+    "merges",
+    "register",
+    "uniform",
+    "weighted_sum",
+    "with_statistics",
+]
+
+Merge = Callable[["Task", Server, Sequence[Reply], Round], dict[str, State]]
+
+_MERGES: dict[str, Merge] = {}
+
+
+def register(name: str) -> Callable[[Merge], Merge]:
+    """Add a way to merge the replies' weights, one state a prototype, to the common set."""
+
+    def add(merge: Merge) -> Merge:
+        _MERGES[name] = merge
+        return merge
+
+    return add
+
+
+def _load_all() -> None:
+    import fedstill.fusion.merges.contributions
+    import fedstill.fusion.merges.matching  # noqa: F401  (members register themselves)
+
+
+def merges() -> list[str]:
+    """The names of the common set.
+
+    >>> "examples" in merges()
+    True
+    """
+    _load_all()
+    return sorted(_MERGES)
+
+
+def make_merge(name: str) -> Merge:
+    """The merge called ``name``."""
+    _load_all()
+    if name not in _MERGES:
+        raise unknown("merge", name, _MERGES)
+    return _MERGES[name]
+
+
+def _known(name: str) -> str:
+    make_merge(name)
+    return name
+
+
+MergeName = Annotated[str, AfterValidator(_known)]  # an option whose value is one of merges()
+
+
+def by_examples(replies: Sequence[Reply]) -> list[float]:
+    """Weights ``n_k / sum n`` (FedAvg; FedDF Alg. 1, line 6)."""
+    total = sum(reply.samples for reply in replies)
+    return [reply.samples / total for reply in replies]
+
+
+def uniform(replies: Sequence[Reply]) -> list[float]:
+    """Weights ``1 / K``."""
+    return [1 / len(replies)] * len(replies)
+
+
+def weighted_sum(states: Iterable[State], weights: Sequence[float]) -> State:
+    """``sum_k w_k * state_k``. Floating tensors are summed in float64 and returned in their own type; an integer tensor (a
+    counter such as BatchNorm's ``num_batches_tracked``) is summed too, rounded, and stays an integer.
+
+    >>> one, other = {"w": torch.tensor([1.0]), "n": torch.tensor(3)}, {"w": torch.tensor([3.0]), "n": torch.tensor(5)}
+    >>> state = weighted_sum([one, other], [0.5, 0.5])
+    >>> state["w"].tolist(), state["n"].item(), state["n"].dtype
+    ([2.0], 4, torch.int64)
+    """
+    total: State = {}
+    kinds: dict[str, torch.dtype] = {}
+    for state, weight in zip(states, weights, strict=True):
+        for name, tensor in state.items():
+            if name not in total:
+                kinds[name] = tensor.dtype
+                total[name] = tensor.to(torch.float64) * weight
+            else:
+                total[name].add_(tensor.to(total[name].device, torch.float64), alpha=weight)  # one may come from a file
+    return {name: _back(tensor, kinds[name]) for name, tensor in total.items()}
+
+
+def _back(tensor: Tensor, kind: torch.dtype) -> Tensor:
+    return tensor.to(kind) if kind.is_floating_point else tensor.round().to(kind)
+
+
+def average(replies: Sequence[Reply], weigh: Callable[[Sequence[Reply]], Sequence[float]] = by_examples) -> State:
+    """The weighted average of the replies' models, buffers included."""
+    return weighted_sum((reply.model for reply in replies), weigh(replies))
+
+
+def merge_models(
+    task: Task,
+    server: Server,
+    replies: Sequence[Reply],
+    weigh: Callable[[Sequence[Reply]], Sequence[float]] = by_examples,
+) -> dict[str, State]:
+    """Each prototype averaged over its own clients, never across architectures; one without clients this round carries on.
+
+    BatchNorm statistics follow ``model.buffers``: averaged with the weights, or estimated anew on the server's own data.
+    """
+    merged = {}
+    for name, before in server.models.items():
+        group = [reply for reply in replies if reply.prototype == name]
+        merged[name] = with_statistics(task, name, average(group, weigh)) if group else before
+    return merged
+
+
+def with_statistics(task: Task, prototype: str, state: State) -> State:
+    """``state`` with the BatchNorm statistics that ``model.buffers`` asks for: as it has them, or estimated anew for it."""
+    if task.config.model.buffers == "average":
+        return state
+    return clone(recalibrate(task.networks.load(prototype, state, role="student"), task.statistics_data).state_dict())
+
+
+@register("examples")
+def _by_examples(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
+    """Each prototype's average, weighed by the numbers of examples."""
+    return merge_models(task, server, replies, by_examples)
+
+
+@register("uniform")
+def _uniform(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
+    """Each prototype's plain average."""
+    return merge_models(task, server, replies, uniform)

@@ -1,0 +1,201 @@
+"""What each source contributes to the knowledge that all sources agree on, and the weights that follow from it.
+
+KDCL (Huang et al., 2022), Eqs. 2 to 4: the quality Q of a set of sources is that of their vote, a source contributes what Q
+loses when it is removed. KD3A's code takes the Shapley value of Q instead, the mean loss over every order in which
+sources could leave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from fedstill.algorithm import Reply, Round, Server
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import State
+from fedstill.core.options import Part, Positive
+from fedstill.fusion.ensemble import Words, words_of
+from fedstill.fusion.merges.average import merge_models, register
+from fedstill.fusion.teacher import teachers_of
+from fedstill.fusion.vote import Gate, Variant, knowledge_vote
+
+if TYPE_CHECKING:
+    from fedstill.task import Task
+
+__all__ = [
+    "Contributions",
+    "Focus",
+    "contribution_weights",
+    "contributions_of",
+    "leave_one_out",
+    "merge_by_contribution",
+    "note_focus",
+    "qualities",
+    "shapley",
+    "shapley_sampled",
+]
+
+EXACT = 12  # sources up to which the Shapley value is computed over the power set
+CELLS = 1 << 22  # numbers in memory at once for each of the vote's arrays
+
+Value = Callable[[Tensor], Tensor]  # subsets (subsets, sources) -> what each is worth (subsets,)
+
+
+class Contributions(Part):
+    """How contributions are measured; the defaults are KDCL's."""
+
+    gate: Gate = Gate()
+    variant: Variant = "kdcl"
+    method: Literal["leave-one-out", "shapley"] = "leave-one-out"
+    permutations: Positive = 1000  # drawn where there are more than 12 sources (shapley)
+
+
+@dataclass(frozen=True)
+class Focus:
+    """Every source's contribution, the quality of all together, and the standard errors of sampled contributions."""
+
+    values: Tensor  # (sources,)
+    quality: float
+    error: Tensor | None = None
+
+
+def qualities(slices: Iterable[Tensor], gate: float, members: Tensor, variant: Variant = "kdcl") -> Tensor:
+    """Eq. 2 for every subset in ``members`` (subsets, sources): ``Q(S) = sum_i n_p_i(S) * max p_i(S)``, in float64.
+
+    ``slices`` are predictions (sources, b, classes) of one stretch of samples after another. Nobody's quality is 0.
+
+    >>> q = torch.tensor([[[0.9, 0.1]], [[0.95, 0.05]]])
+    >>> [round(x, 3) for x in qualities([q], 0.8, torch.tensor([[True, True], [True, False], [False, False]])).tolist()]
+    [1.85, 0.9, 0.0]
+    """
+    found = torch.zeros(len(members), dtype=torch.float64)
+    for probabilities in slices:
+        sources, _, classes = probabilities.shape
+        part = max(1, CELLS // max(1, len(members) * (sources + classes)))
+        for some in probabilities.split(part, 1):
+            step = max(1, CELLS // (some.shape[1] * (sources + classes)))
+            worth = [knowledge_vote(some, gate, variant=variant, members=m).quality.sum(1) for m in members.split(step)]
+            found += torch.cat(worth).to("cpu", torch.float64)
+    return found
+
+
+def leave_one_out(value: Value, sources: int) -> Focus:
+    """Eq. 3: ``C_k = Q(S) - Q(S without k)``. It can be negative: a source may have turned the vote to a class that fewer
+    support.
+
+    >>> leave_one_out(lambda subsets: subsets.double().sum(1) ** 2, 3).values.tolist()
+    [5.0, 5.0, 5.0]
+    """
+    everyone = torch.ones(1, sources, dtype=torch.bool)
+    worth = value(torch.cat([everyone, ~torch.eye(sources, dtype=torch.bool)]))
+    return Focus(worth[0] - worth[1:], float(worth[0]))
+
+
+def shapley(value: Value, sources: int) -> Focus:
+    """The exact Shapley value: ``sum_S |S|! (K - |S| - 1)! / K! * (v(S with k) - v(S))``, 2^K evaluations.
+
+    >>> shapley(lambda subsets: subsets.double().sum(1) ** 2, 3).values.tolist()
+    [3.0, 3.0, 3.0]
+    """
+    codes = torch.arange(2**sources)
+    members = (codes[:, None] >> torch.arange(sources)) & 1 == 1
+    worth = value(members)
+    size = members.sum(1)
+    factorial = torch.tensor([math.factorial(i) for i in range(sources + 1)], dtype=torch.float64)
+    found = []
+    for k in range(sources):
+        without = codes[~members[:, k]]
+        s = size[without]
+        share = factorial[s] * factorial[sources - s - 1] / factorial[sources]
+        found.append((share * (worth[without | (1 << k)] - worth[without])).sum())
+    return Focus(torch.stack(found), float(worth[-1]))
+
+
+def shapley_sampled(value: Value, sources: int, permutations: int, rng: torch.Generator) -> Focus:
+    """The Shapley value estimated from random orders of arrival, with its standard error; its sum is exact.
+
+    >>> found = shapley_sampled(lambda subsets: subsets.double().sum(1) ** 2, 3, 200, torch.Generator().manual_seed(0))
+    >>> round(float(found.values.sum()), 6), bool(((found.values - 3).abs() < 4 * found.error).all())
+    (9.0, True)
+    """
+    orders = torch.stack([torch.randperm(sources, generator=rng) for _ in range(permutations)])
+    ranks = orders.argsort(1)  # when each source arrives
+    arrived = ranks[:, None] < torch.arange(sources + 1)[:, None]  # (orders, 0..K arrived, sources)
+    distinct, which = arrived.flatten(0, 1).unique(dim=0, return_inverse=True)  # many orders share their first and last sets
+    worth = value(distinct)[which].view(permutations, sources + 1)
+    marginal = worth.diff(dim=1).gather(1, ranks)
+    error = marginal.std(0) / permutations**0.5 if permutations > 1 else torch.full((sources,), torch.inf)
+    return Focus(marginal.mean(0), float(worth[0, -1]), error)
+
+
+def contribution_weights(contributions: Tensor) -> Tensor:
+    """Eq. 4: ``alpha_k = C_k / sum C``. The paper leaves two cases open: a negative contribution counts as none, and
+    where no source contributes (a gate that nobody passes) all count alike.
+
+    >>> contribution_weights(torch.tensor([3.0, -1.0, 1.0])).tolist(), contribution_weights(torch.zeros(2)).tolist()
+    ([0.75, 0.0, 0.25], [0.5, 0.5])
+    """
+    positive = contributions.clamp_min(0)
+    total = positive.sum()
+    return positive / total if total > 0 else torch.full_like(positive, 1 / len(positive))
+
+
+def contributions_of(words: Words, options: Contributions, gate: float, rng: torch.Generator) -> Focus:
+    """The contributions of the teachers whose ``words`` these are."""
+    sources = words.spool.shape[0]
+
+    def value(members: Tensor) -> Tensor:
+        return qualities((logits.softmax(2) for logits in words.slices(4096)), gate, members, options.variant)
+
+    if options.method == "leave-one-out":
+        return leave_one_out(value, sources)
+    return shapley(value, sources) if sources <= EXACT else shapley_sampled(value, sources, options.permutations, rng)
+
+
+def merge_by_contribution(
+    task: Task, server: Server, replies: Sequence[Reply], options: Contributions, round: Round
+) -> dict[str, State]:
+    """Each prototype's average with the weights of Eq. 4, from the replies' votes on the server's pool.
+
+    Noted: the weights as ``merge_weights``, the contributions and what they were measured with.
+    """
+    teachers = teachers_of(task, replies)
+    if task.pool is None:
+        raise FedstillError("merge = 'contributions' votes on unlabelled data: set data.server, data.target or data.holdout")
+    gate = options.gate.at(round.number, round.total)
+    with words_of(teachers, task.pool.samples, progress=lambda k, of: round.progress("vote", k, of)) as words:
+        focus = contributions_of(words, options, gate, round.rng("contributions"))
+    names = [teacher.name for teacher in teachers]
+    weights = dict(zip(names, contribution_weights(focus.values).tolist(), strict=True))
+    note_focus(focus, names, gate, round)
+    round.note(merge_weights=weights)
+
+    def weigh(replies: Sequence[Reply]) -> list[float]:
+        # a prototype's own clients share what they have; where they have nothing they share alike
+        return contribution_weights(torch.tensor([weights[reply.client] for reply in replies])).tolist()
+
+    return merge_models(task, server, replies, weigh)
+
+
+@register("contributions")
+def _leave_one_out(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
+    """Each prototype's average, weighed by what each client contributes to the knowledge vote (KDCL)."""
+    return merge_by_contribution(task, server, replies, Contributions(), round)
+
+
+@register("shapley")
+def _shapley(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
+    """Each prototype's average, weighed by the clients' Shapley values in KD3A's vote."""
+    return merge_by_contribution(task, server, replies, Contributions(variant="kd3a", method="shapley"), round)
+
+
+def note_focus(focus: Focus, names: Sequence[str], gate: float, round: Round) -> None:
+    """Note every source's contribution in the history, the quality of all together, and the error of an estimate."""
+    round.note(gate=gate, quality=focus.quality, contributions=dict(zip(names, focus.values.tolist(), strict=True)))
+    if focus.error is not None:
+        round.note(contributions_error=dict(zip(names, focus.error.tolist(), strict=True)))

@@ -1,0 +1,81 @@
+"""A discriminator without a generator: one linear layer on a site's own network that says how much an image is like the site's.
+
+DaFKD's discriminator (Eq. 2) learns against a generator that all clients train together. A site that hands over a file has none,
+nor has a client of FedDF; theirs learns against images that are not the site's: public ones, or distortions of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedstill.algorithm import Client
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message, State
+from fedstill.data.samples import Samples
+from fedstill.local.adversarial import adversarial_loss
+from fedstill.local.reports import report
+from fedstill.models.network import Network
+from fedstill.models.predict import apply
+
+__all__ = ["DISTORTIONS", "discriminator_for", "distorted"]
+
+DISTORTIONS = "distortions of them"
+DECAY = 1e-3  # keeps the layer finite where the two kinds of images can be told apart exactly
+
+
+def distorted(samples: Samples, rng: torch.Generator) -> Samples:
+    """Each image in one of four ways: its quarters swapped, inverted, turned by a right angle and blended with noise, or noise.
+
+    >>> x = torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4)
+    >>> distorted(Samples(x), torch.Generator().manual_seed(0)).x.shape
+    torch.Size([1, 1, 4, 4])
+    """
+    x = samples.x
+    noise = torch.randint(0, 256, x.shape, generator=rng, dtype=torch.uint8)
+    half = (x.shape[2] // 2, x.shape[3] // 2)
+    square = x.shape[2] == x.shape[3]
+    turned = x.rot90(1, (2, 3)) if square else x.flip(2)
+    ways = torch.stack([x.roll(half, (2, 3)), 255 - x, ((turned.int() + noise.int()) // 2).to(torch.uint8), noise])
+    which = torch.randint(0, len(ways), (len(x),), generator=rng)
+    return Samples(ways[which, torch.arange(len(x))])
+
+
+def discriminator_for(network: Network, own: Samples, others: Samples) -> State:
+    """The layer ``head`` that minimises Eq. 2 on the network's features of the site's images and of others.
+
+    Both kinds count alike, however many there are of each. The features are standardised while it learns, and the layer that is
+    handed over takes them as they are.
+    """
+    real, false = (apply(network.features, network, samples).double() for samples in (own, others))
+    both = torch.cat([real, false])
+    centre, spread = both.mean(0), both.std(0).clamp_min(1e-6)
+    real, false = (real - centre) / spread, (false - centre) / spread
+    weight = torch.zeros(both.shape[1], dtype=torch.float64, device=both.device, requires_grad=True)
+    bias = torch.zeros((), dtype=torch.float64, device=both.device, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        said = [features @ weight + bias for features in (real, false)]
+        none = said[0].new_zeros(0)
+        value = adversarial_loss(said[0], none) + adversarial_loss(none, said[1]) + DECAY * weight.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    with torch.no_grad():
+        scaled = weight / spread
+        shifted = bias - scaled @ centre
+    return {"head.weight": scaled[None].float(), "head.bias": shifted[None].float()}
+
+
+@report("discriminator", after=True)
+def reported_discriminator(message: Message, client: Client, options: Mapping[str, Any]) -> State:
+    """A discriminator on the network just trained, against distortions of the client's own images."""
+    if client.data.x.ndim != 4:
+        raise FedstillError("a discriminator learns against distorted images; this task's inputs are not images")
+    return discriminator_for(client.network, client.data, distorted(client.data, client.rng("discriminator")))

@@ -1,0 +1,71 @@
+"""Several systems with several seeds, each run in a folder of its own. Finished runs are kept, interrupted ones resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstill.algorithms import create
+from fedstill.config.presets import tree_of
+from fedstill.config.tables import Config
+from fedstill.config.trees import read
+from fedstill.core.errors import FedstillError
+from fedstill.run.configuration import resolve
+from fedstill.run.folder import finished_run, same_run
+from fedstill.run.listener import Listener
+from fedstill.run.loop import run
+from fedstill.task import Task
+
+__all__ = ["Planned", "complete", "folder_of", "plan", "run_planned"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a comparison."""
+
+    algorithm: str
+    seed: int
+    config: Config
+    folder: Path
+
+
+def folder_of(out: Path, name: str, seed: int) -> Path:
+    """Where a comparison keeps one of its runs."""
+    return out / name.replace(":", "_") / f"seed{seed}"
+
+
+def plan(what: str, names: Sequence[str], seeds: Sequence[int], out: Path, assignments: Sequence[str] = ()) -> list[Planned]:
+    """The runs of a comparison, checked: what one of them cannot do is said before the first one trains."""
+    raw = tree_of(what)
+    found = [
+        Planned(
+            name,
+            seed,
+            resolve(raw, [*assignments, f'algorithm.name="{name}"', f"seed={seed}"]),
+            folder_of(out, name, seed),
+        )
+        for name in names
+        for seed in seeds
+    ]
+    for one in found:
+        create(Task(one.config))
+    return found
+
+
+def run_planned(plans: Sequence[Planned], listener: Callable[[Planned], Listener] = lambda one: Listener()) -> None:
+    """Run what has not been run; ``listener`` makes the one that is told of each."""
+    for one in plans:
+        kept = one.folder / "config.toml"
+        if kept.exists() and not finished_run(one.folder, one.config) and not same_run(read(kept), one.config):
+            raise FedstillError(f"{one.folder} holds a run of another configuration; choose another --out")
+        complete(one.config, one.folder, lambda one=one: listener(one))  # type: ignore[misc]
+
+
+def complete(config: Config, folder: Path, listener: Callable[[], Listener]) -> None:
+    """Run a configuration to its end, wherever it was left: from the start, from its last checkpoint, or not at all."""
+    told = listener()
+    if finished_run(folder, config):
+        told.kept(folder)
+        return
+    run(config, folder, resume=(folder / "history.jsonl").exists(), listeners=[told])

@@ -1,0 +1,132 @@
+"""A run's folder: who may write to it, whether it can be gone on with, and what a run leaves there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from fedstill.algorithm import Algorithm, Round, Server
+from fedstill.config.tables import Config, to_toml
+from fedstill.config.trees import read
+from fedstill.core.errors import FedstillError
+from fedstill.core.files import atomic_write, to_json
+from fedstill.core.message import State
+from fedstill.data.images import png_grid
+from fedstill.run import history as records
+from fedstill.run.checkpoint import load_checkpoint
+from fedstill.task import Task
+
+__all__ = ["begin", "client_records", "finished_run", "folder_lock", "same_run", "write_models", "write_samples"]
+
+RESULTS = ("config.toml", "summary.json", "model.safetensors", "models", "checkpoint")  # what a run writes
+
+
+def begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], None]) -> tuple[int, Server]:
+    """The last finished round and the state after it. Nothing that others wrote is overwritten, and no finished round lost; a
+    folder whose first round never ended is begun anew."""
+    config = algorithm.task.config
+    history, kept = out / "history.jsonl", out / "config.toml"
+    finished = len(records.read_history(history))
+    found = load_checkpoint(out / "checkpoint", warn) if resume else None
+    if finished and not resume:
+        raise FedstillError(f"{out} already holds a run; use --resume to go on, or another --out")
+    if finished > 1 and found is None:  # one line may have come before its checkpoint
+        raise FedstillError(f"{out} has a history of {finished} rounds and no checkpoint to go on from; choose another --out")
+    if not history.exists():
+        others = [name for name in RESULTS if (out / name).exists()]
+        if others:
+            raise FedstillError(f"{out} holds {', '.join(others)} and no run's history; choose another --out")
+        if resume:
+            warn(f"there is no run in {out} to go on with: it is begun")
+        records.rewrite(history, [])
+    if found is not None:
+        if not kept.exists():
+            raise FedstillError(f"{kept} is missing: what its checkpoints are of is not known; choose another --out")
+        before = read(kept)
+        if not same_run(before, config):
+            raise FedstillError(f"{kept} differs from this configuration; --resume needs the same one (rounds may grow)")
+        if config.rounds < found[0]:
+            raise FedstillError(f"{out} has {found[0]} rounds already, and rounds = {config.rounds}")
+        if before.get("rounds") != config.rounds:
+            warn(f"rounds were {before.get('rounds')} and are {config.rounds}: schedules over the rounds go on by the new number")
+    atomic_write(kept, to_toml(config))
+    return found if found is not None else (0, algorithm.start())
+
+
+def same_run(before: Mapping[str, Any], now: Config) -> bool:
+    """Whether two configurations describe the same run: all but the number of rounds, the engine and what is evaluated."""
+    trees = [dict(before), tomllib.loads(to_toml(now))]
+    for tree in trees:
+        for free in ("rounds", "engine", "evaluation"):
+            tree.pop(free, None)
+    return trees[0] == trees[1]
+
+
+def finished_run(folder: Path, config: Config) -> bool:
+    """Whether this very configuration has been run to its end there."""
+    kept = folder / "config.toml"
+    return (folder / "summary.json").exists() and kept.exists() and read(kept) == tomllib.loads(to_toml(config))
+
+
+@contextlib.contextmanager
+def folder_lock(out: Path) -> Iterator[None]:
+    """One process at a time writes to a run's folder; the system forgets the claim of one that dies."""
+    try:
+        import fcntl  # a platform's own: not on Windows
+    except ImportError:  # not on this system
+        yield
+        return
+    held = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FedstillError(f"another process is writing to {out}") from None
+        yield
+    finally:
+        os.close(held)
+
+
+def client_records(task: Task) -> dict[str, Any]:
+    """The clients and their label counts, for ``clients.json`` and the bubble chart."""
+    clients = []
+    for info in task.clients.values():
+        clients.append(
+            {
+                "id": info.id,
+                "domain": info.domain,
+                "prototype": info.prototype,
+                "samples": info.samples,
+                "counts": task.counts(info.id),
+            }
+        )
+    return {"classes": list(task.classes), "clients": clients}
+
+
+def write_samples(out: Path, algorithm: Algorithm, server: Server, round: Round) -> None:
+    """What the system's generator makes, as ``samples/round_0005.png``, every few rounds and after the last."""
+    every = algorithm.task.config.evaluation.samples_every
+    if every and (round.number % every == 0 or round.number == round.total):
+        images = algorithm.samples(server, round)
+        if images is not None:
+            atomic_write(out / "samples" / f"round_{round.number:04d}.png", png_grid(images, len(algorithm.task.classes)))
+
+
+def write_models(out: Path, products: Mapping[str, tuple[str, State]], task: Task) -> None:
+    """The final weights: ``model.safetensors``, or ``models/<name>.safetensors`` where there are several."""
+    for name, (prototype, state) in products.items():
+        path = out / "model.safetensors" if len(products) == 1 else out / "models" / f"{name.replace('/', '_')}.safetensors"
+        plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in state.items()}
+        # one entry: safetensors writes several in no fixed order, and equal models should be equal files
+        about = {
+            "fedstill": to_json(
+                {"model": task.networks.served(prototype), "classes": list(task.classes), "shape": list(task.shape)}
+            )
+        }
+        atomic_write(path, safetensors.torch.save(plain, about))

@@ -1,0 +1,71 @@
+"""What a run tells while it works. One concept for all who listen: the console, the trackers, a program's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedstill.task import Task
+
+__all__ = ["Listener", "Listeners"]
+
+
+class Listener:
+    """LogListener what happens in a run; the command line draws it, a tracker records it."""
+
+    def started(self, task: Task, rounds_done: int) -> None:
+        """A run begins, or goes on after ``rounds_done`` rounds."""
+
+    def progress(self, what: str, done: int, of: int) -> None:
+        """A step of the round in progress."""
+
+    def round(self, line: dict[str, Any]) -> None:
+        """A round has ended; ``line`` is its line of the history."""
+
+    def warn(self, text: str) -> None:
+        """Something the user should know."""
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        """The run has ended."""
+
+    def kept(self, folder: Path) -> None:
+        """The run had been run to its end before: nothing was done."""
+
+    def closed(self) -> None:
+        """Nothing more will be told of this run, however it ended."""
+
+
+class Listeners(Listener):
+    """Several listeners as one, told in order."""
+
+    def __init__(self, listeners: Sequence[Listener]):
+        self.listeners = listeners
+
+    def started(self, task: Task, rounds_done: int) -> None:
+        for listener in self.listeners:
+            listener.started(task, rounds_done)
+
+    def progress(self, what: str, done: int, of: int) -> None:
+        for listener in self.listeners:
+            listener.progress(what, done, of)
+
+    def round(self, line: dict[str, Any]) -> None:
+        for listener in self.listeners:
+            listener.round(line)
+
+    def warn(self, text: str) -> None:
+        for listener in self.listeners:
+            listener.warn(text)
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        for listener in self.listeners:
+            listener.finished(summary)
+
+    def kept(self, folder: Path) -> None:
+        for listener in self.listeners:
+            listener.kept(folder)
+
+    def closed(self) -> None:
+        for listener in self.listeners:
+            listener.closed()

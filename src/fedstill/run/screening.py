@@ -1,0 +1,27 @@
+"""Whose reply is used: what came back from a client is read and checked, and becomes a :class:`Reply` or a reason."""
+
+from __future__ import annotations
+
+from fedstill.algorithm import Algorithm, Reply, Server
+from fedstill.core.errors import FedstillError
+from fedstill.engine.exchange import Outcome
+from fedstill.engine.wire import expected
+from fedstill.fusion.screening import fault
+
+__all__ = ["screened"]
+
+
+def screened(algorithm: Algorithm, server: Server, phase: str, outcome: Outcome) -> tuple[Reply | None, str]:
+    """The reply of an outcome and no reason, or no reply and the reason."""
+    if outcome.read is None:
+        return None, outcome.reason or "no reply"
+    info = algorithm.task.clients[outcome.client]
+    try:
+        message = outcome.read()
+    except FedstillError as error:
+        return None, str(error)
+    template, decode = expected(algorithm, info.prototype, server, phase)
+    problem = fault(message, algorithm.required(phase), template) or algorithm.screen(server, outcome.client, message)
+    if problem:
+        return None, problem
+    return Reply(outcome.client, info.domain, info.prototype, int(message.values["samples"]), outcome.read, decode), ""

@@ -1,0 +1,115 @@
+"""The networks of a task: one an architecture and role in every process, whose weights are replaced in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedstill.config.tables import Config
+from fedstill.core.message import State, clone
+from fedstill.core.streams import subseed
+from fedstill.models import build
+from fedstill.models.binary import FULL_PRECISION
+from fedstill.models.network import Network
+
+__all__ = ["Networks"]
+
+SERVED = ("student", "sampled")  # roles that only the server has
+
+
+class Networks:
+    """Builds each architecture once. ``inputs`` gives the number of classes and one input's shape when they are first needed,
+    so that naming architectures loads no data.
+
+    >>> networks = Networks(Config(data={"domains": []}, model={"name": "mlp"}), torch.device("cpu"), lambda: (3, (1, 4, 4)))
+    >>> networks.prototypes, networks.get("mlp").classes
+    (['mlp'], 3)
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        device: torch.device,
+        inputs: Callable[[], tuple[int, tuple[int, ...]]],
+        prototypes: Callable[[], Sequence[str]] | None = None,
+    ):
+        self.config, self.device, self._inputs = config, device, inputs
+        self._prototypes = prototypes or (lambda: config.model.dealt)
+        self._networks: dict[tuple[str, str], Network] = {}
+        self._live: dict[tuple[str, str], State] = {}
+        self._initial: dict[tuple[object, ...], State] = {}
+
+    @cached_property
+    def prototypes(self) -> list[str]:
+        """The architectures that clients have, each once."""
+        return list(dict.fromkeys(self._prototypes()))
+
+    @property
+    def student(self) -> str:
+        """The architecture of the server's own model."""
+        return self.config.model.student or self.prototypes[0]
+
+    def served(self, prototype: str) -> str:
+        """The architecture of the server's own copy: of full precision where the clients' has 1-bit weights."""
+        return FULL_PRECISION.get(prototype, prototype)
+
+    def get(self, prototype: str, role: str = "") -> Network:
+        """The process's one network of this architecture (one more for each ``role``), weights as last left.
+
+        The role ``student`` is the server's own copy: what is merged, distilled into and evaluated; ``sampled`` are models
+        that the server made of the clients'.
+        """
+        key = (prototype, role)
+        if key not in self._networks:
+            network = self._build(prototype, name=self.served(prototype) if role in SERVED else prototype)
+            network.mean, network.std = self.config.data.mean, self.config.data.std
+            self._networks[key] = network.to(self.device)
+        return self._networks[key]
+
+    def load(self, prototype: str, state: Mapping[str, Tensor], role: str = "") -> Network:
+        """That network with ``state`` copied into it, in place."""
+        network = self.get(prototype, role)
+        with torch.no_grad():
+            for name, tensor in self._tensors(prototype, role).items():
+                tensor.copy_(state[name])
+        return network
+
+    def snapshot(self, prototype: str, role: str = "") -> State:
+        """An independent copy of that network's present weights."""
+        return clone(self._tensors(prototype, role))
+
+    def initial(self, prototype: str, *purpose: object) -> State:
+        """The initial weights of an architecture: a function of the seed alone, and of ``purpose`` for further ones."""
+        key = (prototype, *purpose)
+        if key not in self._initial:
+            self._initial[key] = clone(self._build(prototype, *purpose).state_dict())
+        return clone(self._initial[key])
+
+    def _tensors(self, prototype: str, role: str) -> State:
+        """The network's own tensors: they are changed in place, so they need to be looked up only once."""
+        key = (prototype, role)
+        if key not in self._live:
+            self._live[key] = self.get(prototype, role).state_dict()
+        return self._live[key]
+
+    def _build(self, prototype: str, *purpose: object, name: str | None = None) -> Network:
+        """A network of this architecture, or of its twin called ``name``, whose tensors have the same names and shapes."""
+        model, text = self.config.model, self.config.data.text
+        options = dict(model.options)
+        if name not in (None, prototype):
+            options.pop("activations", None)  # of the bits that the twin does not have
+        if prototype == "text-small" and text is not None:
+            options.setdefault("vocab", text.vocab)
+        classes, shape = self._inputs()
+        return build(
+            name or prototype,
+            classes=classes,
+            shape=shape,
+            norm=model.norm,
+            seed=subseed(self.config.seed, "init", prototype, *purpose),
+            weights=model.weights,
+            **options,
+        )

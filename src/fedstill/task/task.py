@@ -1,0 +1,292 @@
+"""What is to be learned: domains, clients, models, test sets. Built from a configuration, the same in every process.
+
+Data is loaded when it is first asked for, so a client never touches the server's pool and a server never a client's data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstill.config.tables import Config
+from fedstill.core.errors import FedstillError
+from fedstill.core.streams import numpy_stream
+from fedstill.data.loading import load_domains
+from fedstill.data.partition import partition
+from fedstill.data.samples import Domain, Samples
+from fedstill.data.shifts import flip_labels, shift_labels
+from fedstill.task.networks import Networks
+
+__all__ = ["ClientInfo", "Pool", "Task", "short_name"]
+
+
+@dataclass(frozen=True)
+class ClientInfo:
+    """Who a client is and which of its domain's training samples it holds."""
+
+    id: str
+    domain: str
+    prototype: str
+    indices: np.ndarray
+
+    @property
+    def samples(self) -> int:
+        """How many samples it holds."""
+        return len(self.indices)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Unlabelled samples on the server; ``origin`` says which of ``domains`` each comes from (for the figures only)."""
+
+    samples: Samples
+    domains: tuple[str, ...]
+    origin: Tensor
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+class Task:
+    """A configuration brought to life.
+
+    >>> task = Task(Config(data={"domains": ["embedded:optdigits"]}, clients={"per_domain": 2}))
+    >>> list(task.clients), task.shape
+    (['optdigits-0', 'optdigits-1'], (1, 8, 8))
+    """
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.seed = config.seed
+        try:
+            self.device = torch.device(config.engine.device)
+        except RuntimeError:
+            raise FedstillError(f"engine.device = '{config.engine.device}' is no device, such as cpu or cuda:0") from None
+
+    @cached_property
+    def networks(self) -> Networks:
+        """The networks of this task, one an architecture."""
+        return Networks(self.config, self.device, self._inputs)
+
+    def _inputs(self) -> tuple[int, tuple[int, ...]]:
+        """The number of classes and one input's shape."""
+        return len(self.classes), self.shape
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """Short domain name -> source, for the clients' domains and then the server's."""
+        data = self.config.data
+        extra = [data.server] if isinstance(data.server, str) else list(data.server or [])
+        sources = dict.fromkeys([*data.domains, *extra, *([data.target] if data.target else [])])
+        names: dict[str, str] = {}
+        for source in sources:
+            name = short_name(source)
+            if name in names:
+                name = source
+            names[name] = source
+        return names
+
+    @cached_property
+    def domains(self) -> dict[str, Domain]:
+        """Every domain that the configuration names, brought to one shape."""
+        if not self.config.data.domains:
+            raise FedstillError("data.domains is empty: only a federation whose nodes bring their own data can do without")
+        return self._loaded()
+
+    def _loaded(self) -> dict[str, Domain]:
+        data = self.config.data
+        return load_domains(
+            self._names,
+            root=data.root,
+            image_size=data.image_size,
+            channels=data.channels,
+            limit=data.limit,
+            test_limit=data.test_limit,
+            seed=self.seed,
+            text=data.text,
+            classes=data.classes,
+            unlabelled=self._unlabelled,
+        )
+
+    @cached_property
+    def _unlabelled(self) -> frozenset[str]:
+        """The domains that only the pool is drawn from."""
+        data = self.config.data
+        return frozenset(name for name, source in self._names.items() if source not in (*data.domains, data.target))
+
+    @cached_property
+    def client_domains(self) -> list[str]:
+        """The domains that clients hold."""
+        by_source = {source: name for name, source in self._names.items()}
+        return [by_source[source] for source in self.config.data.domains if source != self.config.data.target]
+
+    @property
+    def _first(self) -> Domain:
+        """The first client domain, whose classes and shape are those of all."""
+        domains = self.domains
+        if not self.client_domains:
+            raise FedstillError(f"data.target '{self.config.data.target}' is the only domain: none is left for the clients")
+        return domains[self.client_domains[0]]
+
+    @cached_property
+    def server_domains(self) -> list[str]:
+        """The domains that the pool is drawn from."""
+        by_source = {source: name for name, source in self._names.items()}
+        data = self.config.data
+        if data.target:
+            return [by_source[data.target]]
+        servers = [data.server] if isinstance(data.server, str) else list(data.server or [])
+        return [by_source[source] for source in servers]
+
+    @property
+    def target(self) -> str | None:
+        """The target domain's name, in adaptation."""
+        return self.server_domains[0] if self.config.data.target else None
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """The class names."""
+        return self._first.classes
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """One input's shape: (channels, height, width), or (length,) for text."""
+        return tuple(self._first.train.x.shape[1:])
+
+    @cached_property
+    def _kept(self) -> dict[str, dict[str, np.ndarray]]:
+        """Indices of each client domain's training set that go to clients, to the pool and to validation."""
+        data = self.config.data
+        kept = {}
+        for name in self.client_domains:
+            n = len(self.domains[name].train)
+            order = numpy_stream(self.seed, "split", name).permutation(n)
+            validation, pool = round(n * data.validation), round(n * data.holdout)
+            kept[name] = {
+                "validation": np.sort(order[:validation]),
+                "pool": np.sort(order[validation : validation + pool]),
+                "clients": np.sort(order[validation + pool :]),
+            }
+        return kept
+
+    @cached_property
+    def clients(self) -> dict[str, ClientInfo]:
+        """Every client, in order of domain and number."""
+        config = self.config
+        dealt = config.model.dealt
+        clients: dict[str, ClientInfo] = {}
+        for d, name in enumerate(self.client_domains):
+            train = self.domains[name].train
+            mine = self._kept[name]["clients"]
+            if train.y is None:
+                raise FedstillError(f"domain '{name}' has no labels, so no client can learn from it")
+            labels = train.y[torch.from_numpy(mine)].numpy()
+            rng = numpy_stream(self.seed, "partition", name)
+            shares = partition(labels, config.clients.per_domain, config.clients.partition, rng)
+            for i, share in enumerate(shares):
+                number = len(clients)
+                turn = d if config.model.by == "domain" else number
+                info = ClientInfo(f"{name}-{i}", name, dealt[turn % len(dealt)], mine[share])
+                clients[info.id] = info
+        return clients
+
+    @cached_property
+    def poisoned(self) -> frozenset[str]:
+        """The ids of clients that misbehave on purpose."""
+        poison = self.config.data.poison
+        if poison is None:
+            return frozenset()
+        ids = list(self.clients)
+        for name in poison.clients:
+            if name not in ids and name not in self.client_domains:
+                raise FedstillError(f"data.poison.clients: no client or domain '{name}'; clients: {', '.join(ids[:10])}")
+        named = {i for i, info in self.clients.items() if i in poison.clients or info.domain in poison.clients}
+        count = round(poison.fraction * len(ids))
+        drawn = numpy_stream(self.seed, "poison").permutation(len(ids))[:count]
+        return frozenset(named | {ids[i] for i in drawn})
+
+    def counts(self, client: str) -> list[int] | None:
+        """How many samples of each class a client holds; None where the server is not told."""
+        info = self.clients[client]
+        labels = self.domains[info.domain].train.y
+        assert labels is not None
+        return torch.bincount(labels[torch.from_numpy(info.indices)], minlength=len(self.classes)).tolist()
+
+    def data_of(self, client: str) -> Samples:
+        """A client's training samples (with false labels where it is poisoned)."""
+        info = self.clients[client]
+        samples = self.domains[info.domain].train.take(torch.from_numpy(info.indices))
+        poison = self.config.data.poison
+        if poison is not None and client in self.poisoned:
+            rng = numpy_stream(self.seed, "poison", client)
+            if poison.kind == "shift-labels":
+                samples = shift_labels(samples, poison.level, len(self.classes), rng)
+            elif poison.kind == "flip-labels":
+                samples = flip_labels(samples, poison.level, len(self.classes), rng)
+        return samples
+
+    @cached_property
+    def pool(self) -> Pool | None:
+        """The server's unlabelled samples, or None where it has none."""
+        data = self.config.data
+        parts: list[tuple[str, Samples]] = []
+        for name in self.server_domains:
+            parts.append((name, self.domains[name].train))
+        if not parts and data.holdout:
+            for name in self.client_domains:
+                parts.append((name, self.domains[name].train.take(torch.from_numpy(self._kept[name]["pool"]))))
+        if not parts:
+            return None
+        if data.pool_classes is not None:
+            parts = [
+                (name, s.take(torch.nonzero(s.y < data.pool_classes).flatten()) if s.y is not None else s) for name, s in parts
+            ]
+        origin = torch.cat([torch.full((len(s),), i) for i, (_, s) in enumerate(parts)])
+        x = torch.cat([s.x for _, s in parts]) if len(parts) > 1 else parts[0][1].x
+        wanted = round(len(x) * data.pool_fraction)
+        wanted = min(wanted, data.pool_limit or wanted)
+        if wanted < len(x):
+            chosen = torch.from_numpy(np.sort(numpy_stream(self.seed, "pool").permutation(len(x))[:wanted]))
+            x, origin = x[chosen], origin[chosen]
+        if len(x) == 0:
+            raise FedstillError("the server's pool is empty; loosen data.pool_classes, pool_fraction or pool_limit")
+        return Pool(Samples(x), tuple(name for name, _ in parts), origin)
+
+    @cached_property
+    def validation(self) -> Samples | None:
+        """Labelled samples on the server, for early stopping and warnings; None where data.validation is 0."""
+        if not self.config.data.validation:
+            return None
+        parts = [self.domains[n].train.take(torch.from_numpy(self._kept[n]["validation"])) for n in self.client_domains]
+        if not any(len(part) for part in parts):
+            share = self.config.data.validation
+            raise FedstillError(f"the validation set is empty: data.validation = {share} of so few samples is less than one")
+        return Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts if p.y is not None]))
+
+    @property
+    def statistics_data(self) -> Samples:
+        """Inputs on the server from which BatchNorm statistics can be estimated: the pool, else the validation data."""
+        found = self.pool.samples if self.pool is not None else self.validation
+        if found is None:
+            raise FedstillError(
+                f"model.buffers = '{self.config.model.buffers}' needs data on the server: set data.server, holdout or validation"
+            )
+        return found
+
+    @cached_property
+    def tests(self) -> dict[str, Samples]:
+        """The test sets by domain: the target's in adaptation, else those of the clients' domains."""
+        return {name: self.domains[name].test for name in ([self.target] if self.target else self.client_domains)}
+
+
+def short_name(source: str) -> str:
+    """The name a domain is called by: the last part of its source.
+
+    >>> short_name("embedded:mnist"), short_name("pacs/photo"), short_name("/data/site_a/")
+    ('mnist', 'photo', 'site_a')
+    """
+    return source.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1].removesuffix(".parquet")

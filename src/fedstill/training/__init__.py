@@ -1,0 +1,1 @@
+"""The training loop that clients and server share: batches, optimisers, schedules, fit."""
