@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from fedstill.algorithms import create
 from fedstill.config.tables import Config
 from fedstill.engine.inprocess import InProcess
-from fedstill.fusion.merges.average import weighted_sum
+from fedstill.fusion.merges import weighted_sum
 from fedstill.run.configuration import parse
 from fedstill.run.loop import drive, sample_clients, threads
 from fedstill.task import Task

@@ -25,7 +25,7 @@ from fedstill.fusion.distillation.distil import distil
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import ensemble_table
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weightings.weighting import Scene, make_weighting
+from fedstill.fusion.weightings import WeightingContext, make_weighting
 from fedstill.models import build
 
 SHAPE, CLASSES = (3, 32, 32), 10
@@ -57,7 +57,7 @@ def teachers(folder: Path, count: int) -> list[Teacher]:
 def fuse(count: int, size: int, steps: int, *, live: bool, folder: Path) -> float:
     """Processor seconds of one fusion round: on a busy machine the clock on the wall tells of its other work."""
     members, samples = teachers(folder, count), pool(size)
-    uniform = make_weighting("uniform", Scene(members, torch.Generator()))
+    uniform = make_weighting("uniform", WeightingContext(members, torch.Generator()))
     student = build("resnet8", classes=CLASSES, shape=SHAPE, seed=1000)
     clock = time.process_time()
     if live:

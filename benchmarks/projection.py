@@ -19,7 +19,7 @@ import torch
 from fedstill.data import load_domain
 from fedstill.data.samples import Samples
 from fedstill.fusion.weightings.projection import proximity, soft_weights
-from fedstill.local.projection import Projection, subspace
+from fedstill.local.reports.projection import Projection, subspace
 from fedstill.models import build
 from fedstill.models.network import Network
 from fedstill.models.predict import apply

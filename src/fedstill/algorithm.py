@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,13 +26,14 @@ from torch import Tensor
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.core.options import Part
+from fedstill.core.registry import Registry
 from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy
 from fedstill.task import Task
 
-__all__ = ["Algorithm", "Client", "Options", "Reply", "Round", "Scores", "Server"]
+__all__ = ["ALGORITHMS", "Algorithm", "Client", "Options", "Reply", "Round", "Scores", "Server", "algorithm"]
 
 
 class Options(Part):
@@ -250,3 +251,21 @@ class Algorithm:
     def local(self) -> Any:
         """The local training options in force."""
         return self.task.config.local
+
+
+def _adopted(name: str, thing: Any) -> type[Algorithm]:
+    if not (isinstance(thing, type) and issubclass(thing, Algorithm)):
+        raise FedstillError(f"algorithm '{name}' is not a subclass of fedstill.Algorithm")
+    return thing
+
+
+ALGORITHMS: Registry[type[Algorithm]] = Registry(
+    "algorithm", group="fedstill.algorithms", home="fedstill.algorithms", adopt=_adopted
+)
+Kind = TypeVar("Kind", bound=type[Algorithm])
+
+
+def algorithm(kind: Kind) -> Kind:
+    """Add the decorated system to the common set, under its ``name``."""
+    ALGORITHMS.add(kind.name, kind)
+    return kind

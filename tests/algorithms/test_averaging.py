@@ -10,7 +10,7 @@ from fedstill.algorithms import algorithms, create
 from fedstill.algorithms.fedavgm import momentum_step
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
-from fedstill.fusion.merges.average import average, by_examples, uniform, weighted_sum
+from fedstill.fusion.merges import average, by_examples, uniform, weighted_sum
 from fedstill.local.update import local_update
 from fedstill.models.statistics import recalibrate
 from fedstill.run.loop import run, sample_clients

@@ -13,7 +13,7 @@ from fedstill.algorithms import create
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
 from fedstill.core.options import laid_over
-from fedstill.fusion.merges.average import weighted_sum
+from fedstill.fusion.merges import weighted_sum
 from fedstill.local.masking import unmasked_sum
 from fedstill.models import build_generator
 from fedstill.models.predict import predict_logits

@@ -14,7 +14,7 @@ from fedstill.engine.memory import Memory
 from fedstill.engine.turn import client_turn
 from fedstill.fusion.distillation.distil import distil
 from fedstill.fusion.ensemble import Table
-from fedstill.fusion.merges.average import weighted_sum
+from fedstill.fusion.merges import weighted_sum
 from fedstill.models.predict import predict_logits
 from fedstill.run.loop import run
 from fedstill.run.screening import screened

@@ -12,7 +12,7 @@ from fedstill.algorithms import create
 from fedstill.algorithms.fedrad import scored_shares
 from fedstill.core.errors import FedstillError
 from fedstill.fusion.ensemble import ensemble_table
-from fedstill.fusion.merges.average import weighted_sum
+from fedstill.fusion.merges import weighted_sum
 from fedstill.fusion.weightings.robust import Median
 from fedstill.run.loop import run
 from fedstill.task import Task

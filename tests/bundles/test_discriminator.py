@@ -13,7 +13,7 @@ from fedstill.bundles.fuse import fuse
 from fedstill.bundles.pack import pack
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
-from fedstill.local.discriminator import DECAY, discriminator_for, distorted
+from fedstill.local.reports.discriminator import DECAY, discriminator_for, distorted
 from fedstill.models.network import Network
 
 from .sites import SHAPE, blobs, write_folder

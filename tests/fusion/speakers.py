@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedstill.data.samples import Samples
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weightings.weighting import Ready
+from fedstill.fusion.weightings import Ready
 from fedstill.models.network import Network
 
 

@@ -11,8 +11,8 @@ from fedstill.core.message import Message
 from fedstill.data.samples import Samples
 from fedstill.fusion.ensemble import ensemble_table
 from fedstill.fusion.teacher import Teacher
+from fedstill.fusion.weightings import WeightingContext, make_weighting
 from fedstill.fusion.weightings.counts import class_weights
-from fedstill.fusion.weightings.weighting import Scene, make_weighting
 from fedstill.local.adversarial import adversarial_loss
 from fedstill.models.network import Network
 
@@ -52,7 +52,7 @@ def test_eq7_and_eq8_by_hand():
     # two teachers, one sample x = (1,): f_1 = 0.8, f_2 = 0.2; they say (1/2, 1/2) and (1/4, 3/4)
     heads = [[[0.0], [0.0]], [[0.0], [math.log(3.0)]]]
     both = teachers(heads, [([0.0], logit(0.8)), ([logit(0.2)], 0.0)])
-    weighting = make_weighting("discriminator", Scene(both, torch.Generator()))
+    weighting = make_weighting("discriminator", WeightingContext(both, torch.Generator()))
     table = ensemble_table(both, Samples(torch.ones(1, 1)), weighting, space="probabilities")
     assert table.weights[0].tolist() == pytest.approx([0.8, 0.2], abs=1e-6)
     assert table.targets[0].tolist() == pytest.approx([0.8 * 0.5 + 0.2 * 0.25, 0.8 * 0.5 + 0.2 * 0.75], abs=1e-6)
@@ -60,7 +60,7 @@ def test_eq7_and_eq8_by_hand():
 
 def test_eq7_divides_by_the_sum_and_not_by_a_softmax():
     both = teachers([[[0.0]], [[0.0]]], [([0.0], logit(0.9)), ([0.0], logit(0.3))])
-    weighting = make_weighting("discriminator", Scene(both, torch.Generator()))
+    weighting = make_weighting("discriminator", WeightingContext(both, torch.Generator()))
     table = ensemble_table(both, Samples(torch.ones(1, 1)), weighting, space="probabilities")
     assert table.weights[0].tolist() == pytest.approx([0.75, 0.25], abs=1e-6)
 
@@ -91,7 +91,7 @@ def test_theorem1_gaussian_domains():
         solver.step(closure)
         discriminators.append((head.weight.detach()[0].tolist(), head.bias.item()))
     trio = teachers([torch.zeros(2, width).tolist()] * 3, discriminators)
-    weighting = make_weighting("discriminator", Scene(trio, torch.Generator()))
+    weighting = make_weighting("discriminator", WeightingContext(trio, torch.Generator()))
     got = ensemble_table(trio, Samples(torch.eye(width)), weighting, space="probabilities").weights
     cdf = torch.distributions.Normal(torch.tensor(means)[:, None], 1.0).cdf(edges)
     p_k = cdf[:, 1:] - cdf[:, :-1]
@@ -104,7 +104,7 @@ def test_theorem1_gaussian_domains():
 def test_class_counts_weigh_teachers_by_what_they_know():
     heads = [[[9.0], [0.0]], [[9.0], [0.0]]]  # both are sure of class 0
     both = teachers(heads, [([0.0], 0.0)] * 2, counts=[[30, 5], [10, 95]])
-    weighting = make_weighting("counts", Scene(both, torch.Generator()))
+    weighting = make_weighting("counts", WeightingContext(both, torch.Generator()))
     table = ensemble_table(both, Samples(torch.ones(1, 1)), weighting, space="probabilities")
     assert table.weights[0].tolist() == pytest.approx([0.75, 0.25], abs=1e-3)
     assert class_weights(torch.tensor([[30, 5], [10, 95]])).tolist() == [[0.75, pytest.approx(0.05)], [0.25, pytest.approx(0.95)]]

@@ -13,7 +13,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.divergence import divergence
 from fedstill.fusion.ensemble import ensemble_table
-from fedstill.fusion.weightings.weighting import Ballot, Scene, Scored, Voting, make_weighting, weightings
+from fedstill.fusion.weightings import Ballot, Scored, Voting, WeightingContext, make_weighting, weightings
 from fedstill.models.predict import predict_logits
 
 from .speakers import Given, Linear, Reads, pool, teach
@@ -127,7 +127,7 @@ def test_the_ensemble_knows_its_own_accuracy():
 
 
 def test_uniform_and_random_weights():
-    scene = Scene(teach([Reads(), Reads(), Reads()]), torch.Generator().manual_seed(0))
+    scene = WeightingContext(teach([Reads(), Reads(), Reads()]), torch.Generator().manual_seed(0))
     assert torch.allclose(make_weighting("uniform", scene).weights(pool(5)), torch.full((5, 3), 1 / 3))
     drawn = make_weighting("random", scene).weights(pool(2000))
     assert torch.allclose(drawn.sum(1), torch.ones(2000), atol=1e-5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import FedstillError
-from fedstill.fusion.merges.average import weighted_sum
+from fedstill.fusion.merges import weighted_sum
 from fedstill.fusion.merges.matching import (
     Matching,
     layers_of,

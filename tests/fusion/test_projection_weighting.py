@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
+from fedstill.fusion.weightings import WeightingContext, make_weighting, report_of, weightings
 from fedstill.fusion.weightings.projection import STACK, one_hot_weights, proximity, soft_weights
-from fedstill.fusion.weightings.weighting import Scene, make_weighting, report_of, weightings
-from fedstill.local.projection import Projection, compress, projection_matrix, subspace
+from fedstill.local.reports.projection import Projection, compress, projection_matrix, subspace
 
 seeds = st.integers(0, 10_000)
 
@@ -137,4 +137,4 @@ def test_the_members_are_in_the_common_set():
 
 def test_without_a_backbone_there_are_no_projection_weights():
     with pytest.raises(FedstillError, match="extracted their features"):
-        make_weighting("soft", Scene((), torch.Generator())).weights(Samples(torch.zeros(1, 4)))
+        make_weighting("soft", WeightingContext((), torch.Generator())).weights(Samples(torch.zeros(1, 4)))

@@ -12,9 +12,8 @@ from fedstill.algorithm import Client, Reply, Round, Server
 from fedstill.algorithms import create
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, clone
-from fedstill.fusion.distillation.options import Source
-from fedstill.fusion.distillation.source import draw, fresh_inputs
-from fedstill.fusion.merges.average import merge_models, uniform
+from fedstill.fusion.merges import merge_models, uniform
+from fedstill.fusion.sources import Source, draw, fresh_inputs
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst, kept
 from fedstill.models import build_generator
 from fedstill.models.statistics import buffer_names, recalibrate

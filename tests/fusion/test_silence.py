@@ -10,8 +10,8 @@ from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
 from fedstill.fusion.ensemble import ensemble_table
 from fedstill.fusion.teacher import Teacher
+from fedstill.fusion.weightings import Ballot, Ready, Voting
 from fedstill.fusion.weightings.robust import Median, Trimmed
-from fedstill.fusion.weightings.weighting import Ballot, Ready, Voting
 from fedstill.models.network import Network
 
 

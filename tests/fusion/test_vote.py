@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.fusion.vote import Gate, knowledge_vote
-from fedstill.fusion.weightings.weighting import Scene, make_weighting
+from fedstill.fusion.weightings import WeightingContext, make_weighting
 
 DRAGON, FROG, CAT = 0, 1, 2
 # KDCL, Figure 2: four sources, gate 0.9. The fourth is not confident; the third is, but of another class than the consensus.
@@ -126,10 +126,10 @@ def test_gate_schedules():
 
 def test_weighting_vote_shows_supporters_and_skips_the_unsure():
     q = torch.cat([FIGURE_2, torch.tensor([0.4, 0.3, 0.3]).expand(4, 1, 3)], 1)
-    scene = Scene([None] * 4, torch.Generator(), options={"gate": {"start": 0.9, "end": 0.9}})  # type: ignore[list-item]
+    scene = WeightingContext([None] * 4, torch.Generator(), options={"gate": {"start": 0.9, "end": 0.9}})  # type: ignore[list-item]
     ballot = make_weighting("vote", scene).vote(q.log())  # type: ignore[union-attr]
     torch.testing.assert_close(ballot.weights, torch.tensor([[0.5, 0.5, 0, 0], [0.25] * 4]))
     torch.testing.assert_close(ballot.targets[0], torch.tensor([0.93, 0.035, 0.035]))
     assert ballot.sample_weight.tolist() == [1.0, 0.0]
-    counted = Scene([None] * 4, torch.Generator(), options={"gate": {"start": 0.9, "end": 0.9}, "count": "support"})  # type: ignore[list-item]
+    counted = WeightingContext([None] * 4, torch.Generator(), options={"gate": {"start": 0.9, "end": 0.9}, "count": "support"})  # type: ignore[list-item]
     assert make_weighting("vote", counted).vote(q.log()).sample_weight.tolist() == [2.0, 0.0]  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fedstill.algorithm import Client
 from fedstill.core.message import Message
-from fedstill.local.projection import (
+from fedstill.local.reports.projection import (
     Projection,
     batch_means,
     compress,

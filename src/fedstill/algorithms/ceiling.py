@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedstill.algorithm import Algorithm, Client, Reply, Round, Server
+from fedstill.algorithm import Algorithm, Client, Reply, Round, Server, algorithm
 from fedstill.core.message import Message, clone
 from fedstill.data.samples import Samples
 from fedstill.training.fit import fit, learning_rate
@@ -18,6 +18,7 @@ from fedstill.training.fit import fit, learning_rate
 __all__ = ["Ceiling"]
 
 
+@algorithm
 class Ceiling(Algorithm):
     """Train on the pooled data for as many epochs a round as a client would on its own; nothing is exchanged."""
 

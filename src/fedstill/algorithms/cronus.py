@@ -15,13 +15,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedstill.algorithm import Client, Reply, Round, Server
+from fedstill.algorithm import Client, Reply, Round, Server, algorithm
 from fedstill.algorithms.fedmd import FedMD, PublicOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State
 from fedstill.core.options import Part, validated
 from fedstill.data.samples import Samples
-from fedstill.fusion.weightings.weighting import Scene, Voting, make_weighting, options_kind
+from fedstill.fusion.weightings import Voting, WeightingContext, make_weighting, options_kind
 from fedstill.models.network import Network
 from fedstill.training.fit import Batch, Fit, Term
 
@@ -48,6 +48,7 @@ def soft_labels(public: Samples, targets: Tensor, weight: float, size: int) -> T
     return term
 
 
+@algorithm
 class Cronus(FedMD):
     """Robust soft labels on public data."""
 
@@ -75,8 +76,10 @@ class Cronus(FedMD):
     def agree(self, server: Server, replies: Sequence[Reply], round: Round) -> State:
         """The robust mean of soft labels. Logits travel and the server takes their softmax, so that whatever a party sends is
         a soft label."""
-        scene = Scene([], round.rng("weighting"), self.task, server, self.options.weighting_options, round.number, round.total)
-        weighting = make_weighting(self.options.weighting, scene)
+        context = WeightingContext(
+            [], round.rng("weighting"), self.task, server, self.options.weighting_options, round.number, round.total
+        )
+        weighting = make_weighting(self.options.weighting, context)
         if not isinstance(weighting, Voting):
             raise FedstillError(
                 f"cronus agrees by a weighting that votes, e.g. spectral or median, not '{self.options.weighting}'"

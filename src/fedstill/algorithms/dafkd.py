@@ -15,18 +15,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedstill.algorithm import Client, Reply, Round, Server
+from fedstill.algorithm import Client, Reply, Round, Server, algorithm
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State, clone
 from fedstill.core.options import Part, Positive
 from fedstill.core.streams import subseed
-from fedstill.fusion.distillation.options import Distillation, Source
-from fedstill.fusion.distillation.source import check_range, draw
+from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.distillation.transfer import learn, note_merged
 from fedstill.fusion.ensemble import Space, scored_table, summed_space
-from fedstill.fusion.merges.average import MergeName, by_examples, uniform, weighted_sum, with_statistics
+from fedstill.fusion.merges import MergeName, by_examples, uniform, weighted_sum, with_statistics
 from fedstill.fusion.screening import not_finite
+from fedstill.fusion.sources import Source, draw
+from fedstill.fusion.sources.generator import check_range
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
 from fedstill.local.masking import is_key, key_pair, masked, unmasked_state, unmasked_sum
 from fedstill.models.binary import binary_weights
@@ -117,6 +118,7 @@ class DaFKDOptions(FedDFOptions):
         return found
 
 
+@algorithm
 class DaFKD(FedDF):
     """Algorithm 1, in its order."""
 

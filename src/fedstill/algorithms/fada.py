@@ -25,13 +25,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
+from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State, clone
 from fedstill.core.options import Positive
 from fedstill.core.streams import subseed
 from fedstill.data.augment import augment
-from fedstill.fusion.merges.average import merge_models
+from fedstill.fusion.merges import merge_models
 from fedstill.local.adversarial import generated_statistics
 from fedstill.models.layers import seeded
 from fedstill.models.network import Network
@@ -126,6 +126,7 @@ def attention(before: float, after: Sequence[float]) -> Tensor:
     return (before - torch.tensor(after, dtype=torch.float64)).softmax(0)
 
 
+@algorithm
 class FADA(Algorithm):
     """Adversarial alignment, disentanglement, dynamic attention."""
 

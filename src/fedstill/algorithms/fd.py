@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedstill.algorithm import Client, Reply, Round, Server
+from fedstill.algorithm import Client, Reply, Round, Server, algorithm
 from fedstill.algorithms.personal import Personal, PersonalOptions
 from fedstill.core.message import Message, State
 from fedstill.training.fit import Batch, Term
@@ -74,6 +74,7 @@ def label_means(classes: int, space: str, gamma: float, told: State) -> tuple[Te
     return term, sums, counts
 
 
+@algorithm
 class FD(Personal):
     """Federated distillation by label, leave-one-out as published and averaged over the holders of a label."""
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
+from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
 from fedstill.core.message import Message
 from fedstill.core.options import Part
-from fedstill.fusion.merges.average import MergeName, make_merge
+from fedstill.fusion.merges import MergeName, make_merge
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
 from fedstill.local.update import local_update
 from fedstill.training.fit import Term
@@ -27,6 +27,7 @@ class FedAvgOptions(Options):
     drop_worst: DropWorst | None = None
 
 
+@algorithm
 class FedAvg(Algorithm):
     """``w <- sum_k n_k/n w_k`` over the round's clients."""
 

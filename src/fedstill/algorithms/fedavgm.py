@@ -15,10 +15,10 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithm import Reply, Round, Server, algorithm
 from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
 from fedstill.core.message import State
-from fedstill.fusion.merges.average import with_statistics
+from fedstill.fusion.merges import with_statistics
 
 __all__ = ["FedAvgM", "momentum_step"]
 
@@ -47,6 +47,7 @@ def momentum_step(before: State, average: State, velocity: State, beta: float, f
     return after, kept
 
 
+@algorithm
 class FedAvgM(FedAvg):
     """FedAvg with server momentum."""
 

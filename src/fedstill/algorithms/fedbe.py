@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 
-from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithm import Reply, Round, Server, algorithm
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
 from fedstill.core.message import State
 from fedstill.fusion.distillation.options import Averaging, Distillation
 from fedstill.fusion.ensemble import Space
-from fedstill.fusion.merges.average import by_examples
+from fedstill.fusion.merges import by_examples
 from fedstill.fusion.merges.posterior import (
     dirichlet_sample,
     gaussian_sample,
@@ -80,6 +80,7 @@ SWAG: Mapping[str, Any] = {
 }
 
 
+@algorithm
 class FedBE(FedDF):
     """FedDF with sampled teachers, sharpened targets and an averaged student."""
 

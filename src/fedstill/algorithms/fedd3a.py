@@ -2,8 +2,8 @@
 
 Su, Li and Xue, Domain Discrepancy Aware Distillation for Model Aggregation in Federated Learning, 2022. Algorithm 1:
 before training, a client extracts the features of its data with the global model's backbone and sends the projection matrix of
-their subspace (Eq. 5, :mod:`fedstill.local.projection`). The server weighs the teachers of a sample by the angles between its
-feature and the projections of it (Eq. 6, :mod:`fedstill.fusion.weightings.projection`), mixes their probabilities (Eq. 7) and
+their subspace (Eq. 5, :mod:`fedstill.local.reports.projection`). The server weighs the teachers of a sample by the angles between
+its feature and the projections of it (Eq. 6, :mod:`fedstill.fusion.weightings.projection`), mixes their probabilities (Eq. 7) and
 distils them into the average (Eq. 8). All else is FedDF's frame, whose heterogeneous clients with ``model.student`` set are the
 paper's: each keeps a model of its own and learns from the global one.
 """
@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithm import Reply, Round, Server, algorithm
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Space
-from fedstill.fusion.merges.average import MergeName
+from fedstill.fusion.merges import MergeName
 from fedstill.training.fit import learning_rate
 from fedstill.training.options import Optimizer, Schedule
 
@@ -40,6 +40,7 @@ class FedD3AOptions(FedDFOptions):
     rate: Schedule = Schedule(kind="cosine", final=1e-4)  # of the server's learning rate over the rounds
 
 
+@algorithm
 class FedD3A(FedDF):
     """FedDF with teachers weighted by domain, a sample at a time."""
 

@@ -13,19 +13,20 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from torch import nn
 
-from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
+from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
 from fedstill.algorithms.moon import contrastive_terms
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.core.options import Part, validated
 from fedstill.data.samples import Samples
-from fedstill.fusion.distillation.options import Distillation, Source
-from fedstill.fusion.distillation.source import check_range, draw, fresh_inputs
+from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.distillation.transfer import note_personal, transfer
 from fedstill.fusion.ensemble import Space
-from fedstill.fusion.merges.average import MergeName, make_merge
+from fedstill.fusion.merges import MergeName, make_merge
+from fedstill.fusion.sources import Source, draw, fresh_inputs
+from fedstill.fusion.sources.generator import check_range
 from fedstill.fusion.teacher import Teacher, teachers_of
-from fedstill.fusion.weightings.weighting import Scene, Weighting, fault_of, make_weighting, options_kind, report_of
+from fedstill.fusion.weightings import Weighting, WeightingContext, fault_of, make_weighting, options_kind, report_of
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
 from fedstill.local.reports import after_training, make_report
 from fedstill.local.terms import distil_from, proximal
@@ -92,6 +93,7 @@ class FedDFPreset(FedDFOptions):
         return AUTHORS_CODE if given.get("preset") == "authors-code" else {}
 
 
+@algorithm
 class FedDF(Algorithm):
     """Average, then distil the ensemble into the average."""
 
@@ -255,7 +257,7 @@ class FedDF(Algorithm):
 
     def weighting(self, server: Server, teachers: Sequence[Teacher], round: Round) -> Weighting:
         """How much each teacher counts for each sample."""
-        scene = Scene(
+        context = WeightingContext(
             teachers,
             round.rng("weighting"),
             self.task,
@@ -264,7 +266,7 @@ class FedDF(Algorithm):
             round.number,
             round.total,
         )
-        return make_weighting(self.options.weighting, scene)
+        return make_weighting(self.options.weighting, context)
 
     def distillation(self, round: Round) -> Distillation:
         """How the students learn in this round. A public structure gets no averaged BatchNorm statistics that could be frozen:

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithm import Reply, Round, Server, algorithm
 from fedstill.algorithms.counting import Counting
 from fedstill.algorithms.dafkd import GeneratorPart, class_grid
 from fedstill.algorithms.fedavg import FedAvgOptions
@@ -25,8 +25,8 @@ from fedstill.core.options import Part, Positive
 from fedstill.core.streams import subseed
 from fedstill.fusion.distillation.divergence import divergence
 from fedstill.fusion.distillation.diversity import diversity_loss
-from fedstill.fusion.distillation.source import check_range
 from fedstill.fusion.distillation.transfer import note_merged
+from fedstill.fusion.sources.generator import check_range
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.weightings.counts import class_weights
 from fedstill.models.generator import Generator, build_generator
@@ -71,6 +71,7 @@ def disagreement(student: Tensor, teacher: Tensor, gap: str = "kl") -> Tensor:
     return (mine.exp() * (mine - theirs)).sum(1)
 
 
+@algorithm
 class FedFTG(Counting):
     """FedAvg, fine-tuned on the server without data."""
 

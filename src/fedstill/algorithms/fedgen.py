@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedstill.algorithm import Client, Reply, Round, Server
+from fedstill.algorithm import Client, Reply, Round, Server, algorithm
 from fedstill.algorithms.counting import Counting
 from fedstill.algorithms.fedavg import FedAvgOptions
 from fedstill.core.errors import FedstillError
@@ -65,6 +65,7 @@ def fedgen_loss(heads: Sequence[nn.Module], shares: Tensor, made: Tensor, labels
     return torch.stack(terms).sum()
 
 
+@algorithm
 class FedGen(Counting):
     """FedAvg with a generator of features that the clients' heads teach and that teaches the clients."""
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
+from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State, clone
 from fedstill.core.options import Part, Positive
@@ -52,6 +52,7 @@ class FedMAOptions(Options):
     matching: Matching = Matching()
 
 
+@algorithm
 class FedMA(Algorithm):
     """Matched averaging, with or without further communication."""
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch.nn import functional as F
 
-from fedstill.algorithm import Client, Reply, Round, Server
+from fedstill.algorithm import Client, Reply, Round, Server, algorithm
 from fedstill.algorithms.personal import Personal, PersonalOptions
 from fedstill.core.message import Message, State
 from fedstill.core.options import Positive
@@ -45,6 +45,7 @@ class FedMDOptions(PublicOptions):
     digest_optimizer: Optimizer = Optimizer(name="adam", lr=1e-3)
 
 
+@algorithm
 class FedMD(Personal):
     """Consensus on public logits, digest, revisit."""
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedstill.algorithm import Client
+from fedstill.algorithm import Client, algorithm
 from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
 from fedstill.core.message import Message
 from fedstill.local.terms import proximal
@@ -28,6 +28,7 @@ class FedProxOptions(FedAvgOptions):
     mu: Annotated[float, Field(ge=0)] = 0.01
 
 
+@algorithm
 class FedProx(FedAvg):
     """FedAvg with a proximal term."""
 

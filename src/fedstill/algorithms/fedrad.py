@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithm import Reply, Round, Server, algorithm
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.options import Part
 from fedstill.fusion.distillation.options import Averaging, Distillation
 from fedstill.fusion.distillation.transfer import learn, note_ceiling, note_weights
 from fedstill.fusion.ensemble import ensemble_table
-from fedstill.fusion.merges.average import merge_models
+from fedstill.fusion.merges import merge_models
 from fedstill.task import Task
 from fedstill.training.options import Optimizer
 
@@ -48,6 +48,7 @@ def scored_shares(scores: Sequence[float], samples: Sequence[int]) -> list[float
     return [value / sum(raw) for value in raw]
 
 
+@algorithm
 class FedRAD(FedDF):
     """Median ensemble, median-based scores, distillation."""
 

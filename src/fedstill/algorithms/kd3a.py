@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server
+from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State, clone
 from fedstill.core.options import Positive
@@ -24,7 +24,7 @@ from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.distil import distil
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Table, words_of
-from fedstill.fusion.merges.average import weighted_sum
+from fedstill.fusion.merges import weighted_sum
 from fedstill.fusion.merges.contributions import Contributions, Focus, contribution_weights, contributions_of, note_focus
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.vote import Gate, knowledge_vote
@@ -85,6 +85,7 @@ def domain_weights(focus: Tensor, known: float, examples: Sequence[int] | None =
     return contribution_weights(focus) * (1 - target), target
 
 
+@algorithm
 class KD3A(Algorithm):
     """Vote, train the target model, merge by consensus focus."""
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from fedstill.algorithm import Reply, Round, Server
+from fedstill.algorithm import Reply, Round, Server, algorithm
 from fedstill.algorithms.feddf import Contrastive, FedDF, FedDFOptions
 from fedstill.core.message import State
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.distillation.transfer import note_ceiling
-from fedstill.fusion.merges.average import MergeName
+from fedstill.fusion.merges import MergeName
 from fedstill.fusion.merges.contributions import Contributions, merge_by_contribution
 from fedstill.training.options import Optimizer
 
@@ -47,6 +47,7 @@ class KDCLOptions(FedDFOptions):
         return {"weighting_options": {name: voting[name] for name in ("gate", "variant") if name in voting}}
 
 
+@algorithm
 class KDCL(FedDF):
     """Contrastive sources, merged by contribution."""
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedstill.algorithm import Client
+from fedstill.algorithm import Client, algorithm
 from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
 from fedstill.core.message import Message
 from fedstill.local.terms import model_contrastive
@@ -40,6 +40,7 @@ def contrastive_terms(message: Message, client: Client, mu: float, temperature: 
     return (model_contrastive(frozen, [old], mu, temperature),)
 
 
+@algorithm
 class Moon(FedAvg):
     """FedAvg with the model-contrastive term; the previous model is the client's private state."""
 

@@ -23,13 +23,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Scores, Server
+from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Scores, Server, algorithm
 from fedstill.core.message import Message, State, clone
 from fedstill.core.options import Positive
 from fedstill.core.streams import numpy_stream
 from fedstill.data.samples import Samples, hold_out
 from fedstill.fusion.distillation.transfer import note_merged
-from fedstill.fusion.merges.average import by_examples, merge_models, weighted_sum
+from fedstill.fusion.merges import by_examples, merge_models, weighted_sum
 from fedstill.local.update import local_update
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy, apply, predict_logits
@@ -92,6 +92,7 @@ def pseudo_labels(features: Tensor, probabilities: Tensor, threshold: int = 0) -
     return labels
 
 
+@algorithm
 class SHOT(Algorithm):
     """Source hypotheses adapted to the target without any source data."""
 

@@ -29,9 +29,9 @@ from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.distil import Distilled, distil
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Space, Table, ensemble_table
-from fedstill.fusion.merges.average import weighted_sum
+from fedstill.fusion.merges import weighted_sum
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weightings.weighting import Scene, Weighting, make_weighting, report_of
+from fedstill.fusion.weightings import Weighting, WeightingContext, make_weighting, report_of
 from fedstill.models import build
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy, predict_logits
@@ -451,8 +451,8 @@ def _weighting(
                     )
     if name == "examples" and any(m.reply is None or not m.reply.samples for m in members):
         raise FedstillError("weighting 'examples' needs every bundle's number of samples")
-    scene = Scene(board, stream(seed, "fuse", "weighting"), options=options, reference=backbone)
-    return make_weighting(name, scene)
+    context = WeightingContext(board, stream(seed, "fuse", "weighting"), options=options, reference=backbone)
+    return make_weighting(name, context)
 
 
 # -- the student ----------------------------------------------------------------------------------------------------------

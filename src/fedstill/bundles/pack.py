@@ -20,8 +20,8 @@ from fedstill.core.errors import FedstillError, unknown
 from fedstill.core.message import State
 from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
-from fedstill.local.discriminator import DISTORTIONS, discriminator_for, distorted
-from fedstill.local.projection import Projection, subspace
+from fedstill.local.reports.discriminator import DISTORTIONS, discriminator_for, distorted
+from fedstill.local.reports.projection import Projection, subspace
 from fedstill.models import build, load_weights
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy, apply

@@ -17,8 +17,8 @@ from fedstill import models
 from fedstill.algorithms import algorithms
 from fedstill.config.tables import Config
 from fedstill.core.options import table_in
-from fedstill.fusion.merges.average import make_merge, merges
-from fedstill.fusion.weightings.weighting import options_kind, weightings
+from fedstill.fusion.merges import make_merge, merges
+from fedstill.fusion.weightings import options_kind, weightings
 
 __all__ = ["reference"]
 

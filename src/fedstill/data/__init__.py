@@ -1,6 +1,7 @@
 """Domains in, tensors out: loading, partitions, shifts."""
 
 from fedstill.data.augment import augment
+from fedstill.data.loaders import LOADERS, Arrays, loader
 from fedstill.data.loading import load_domain, load_domains
 from fedstill.data.partition import Partition, partition
 from fedstill.data.samples import Domain, Samples, hold_out, normalise, stratified
@@ -8,6 +9,8 @@ from fedstill.data.shifts import flip_labels, shift_labels
 from fedstill.data.text import TextOptions
 
 __all__ = [
+    "LOADERS",
+    "Arrays",
     "Domain",
     "Partition",
     "Samples",
@@ -17,6 +20,7 @@ __all__ = [
     "hold_out",
     "load_domain",
     "load_domains",
+    "loader",
     "normalise",
     "partition",
     "shift_labels",

@@ -14,8 +14,9 @@ from torch import Tensor
 from fedstill.core.errors import FedstillError
 from fedstill.data.cache import cache_folder, cached
 from fedstill.data.images import image_shape, stack_images
+from fedstill.data.raw import Raw, RawSplit
 from fedstill.data.samples import Domain, Samples, stratified
-from fedstill.data.sources import Raw, RawSplit, Source, find_source
+from fedstill.data.sources import Source, find_source
 from fedstill.data.text import TextOptions, tokenize
 
 __all__ = ["aligned", "common_classes", "load_domain", "load_domains"]
@@ -103,8 +104,11 @@ def load_domains(
     looks = {name: _look(source, folder) for name, source in found.items()}
     kinds = {name: look["kind"] for name, look in looks.items()}
     if len(set(kinds.values())) > 1:
-        raise FedstillError(f"images and text cannot be mixed: {', '.join(f'{n} is {k}' for n, k in kinds.items())}")
+        raise FedstillError(f"domains of different kinds cannot be mixed: {', '.join(f'{n} is {k}' for n, k in kinds.items())}")
     first = next(iter(looks.values()))
+    for name, look in looks.items():
+        if look["kind"] == "vector" and look["shape"] != first["shape"]:
+            raise FedstillError(f"domain '{name}' has vectors of width {look['shape'][0]}, others of {first['shape'][0]}")
     size: int | tuple[int, int] | None = image_size
     if first["kind"] == "image":
         size = image_size or (first["shape"][1], first["shape"][2])
@@ -128,6 +132,8 @@ def _look(source: Source, folder: Path) -> dict[str, Any]:
         facts: dict[str, Any] = {"kind": source.raw.kind}
         if source.raw.kind == "image":
             facts["shape"] = list(image_shape(_first_image(source)))
+        elif source.raw.kind == "vector":
+            facts["shape"] = list(np.shape(next(source.raw.train.rows())))
         return {}, facts
 
     return cached({**source.key, "what": "look"}, folder, look, source.name)[1]
@@ -163,6 +169,13 @@ def _load(
             {**source.key, "shape": shape},
             folder,
             lambda: _decode(source, lambda split: stack_images(split.rows(), split.count, shape, source.name)),
+            source.name,
+        )
+    elif look["kind"] == "vector":
+        tensors, facts = cached(
+            {**source.key, "vector": 1},
+            folder,
+            lambda: _decode(source, lambda split: torch.from_numpy(np.stack(list(split.rows())))),
             source.name,
         )
     else:

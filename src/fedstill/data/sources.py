@@ -22,10 +22,12 @@ from urllib.request import getproxies
 import numpy as np
 from PIL import Image
 
-from fedstill.core.errors import FedstillError, nearest, unknown
+from fedstill.core.errors import FedstillError, first_line, nearest, unknown
 from fedstill.data.embedded import EMBEDDED, embedded_images
+from fedstill.data.loaders import find_loader
+from fedstill.data.raw import Raw, RawSplit
 
-__all__ = ["Raw", "RawSplit", "Source", "find_source"]
+__all__ = ["Source", "find_source"]
 
 _TABLES = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".arrow": "arrow"}
 _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
@@ -34,25 +36,6 @@ _TEST_NAMES = ("test", "testing", "validation", "valid", "val", "dev")
 _LABEL_NAMES = ("label", "labels", "fine_label", "target", "class", "category", "y")
 _TEXT_NAMES = ("text", "sentence", "content", "review", "document")
 _HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?(:[\w.-]+)?(@[\w.-]+)?$")
-
-
-@dataclass(frozen=True)
-class RawSplit:
-    """Rows that are read when asked for, and their labels (None where there are none)."""
-
-    count: int
-    rows: Callable[[], Iterator[Any]]
-    labels: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class Raw:
-    """A data set before it becomes tensors; ``test`` is None where the source has only one split."""
-
-    kind: Literal["image", "text"]
-    classes: tuple[str, ...]
-    train: RawSplit
-    test: RawSplit | None
 
 
 @dataclass(frozen=True)
@@ -70,7 +53,7 @@ class Source:
 
 
 def find_source(source: str, root: str | Path | None, scratch: Path) -> Source:
-    """Look for ``source`` among the embedded domains, under ``root``, on this machine and, last, on the Hub.
+    """Look for ``source`` among the embedded domains and the loaders, under ``root``, on this machine and, last, on the Hub.
 
     On the Hub a name is ``NAME``, ``OWNER/NAME``, with ``:CONFIG`` and ``@REVISION`` where wanted.
     """
@@ -79,6 +62,11 @@ def find_source(source: str, root: str | Path | None, scratch: Path) -> Source:
         if name not in EMBEDDED:
             raise unknown("embedded domain", source, [f"embedded:{known}" for known in EMBEDDED])
         return Source(source, {"embedded": name}, lambda: _open_embedded(name))
+    brought = find_loader(source)
+    if brought is not None:
+        load, rest = brought
+        arrays = load(rest)
+        return Source(source, {"arrays": arrays.digest}, lambda: arrays.raw)
     places = [Path(root).expanduser() / source] if root is not None else []
     for place in [*places, Path(source).expanduser()]:
         if place.exists():
@@ -184,7 +172,7 @@ def _open_table(source: str, place: Path, scratch: Path) -> Raw:
         datasets.exceptions.DatasetsError,
         datasets.exceptions.DatasetGenerationError,
     ) as error:
-        raise FedstillError(f"cannot read '{source}': {_first_line(error)}") from error
+        raise FedstillError(f"cannot read '{source}': {first_line(error, 200)}") from error
 
 
 def _open_hub(source: str, hint: str) -> Raw:
@@ -197,7 +185,7 @@ def _open_hub(source: str, hint: str) -> Raw:
             found = datasets.load_dataset(name, config or None, revision=revision or None)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         place = "is neither a local folder or file nor a data set that the Hub lets us have"
-        raise FedstillError(f"'{source}' {place}{hint} ({_first_line(error)})") from error
+        raise FedstillError(f"'{source}' {place}{hint} ({first_line(error, 200)})") from error
     return _from_splits(source, found)
 
 
@@ -299,7 +287,3 @@ def _table_split(split: Any, column: str, kind: str, labels: np.ndarray | None, 
                     yield Image.open(io.BytesIO(item["bytes"]) if item["bytes"] is not None else item["path"])
 
     return RawSplit(len(split), read, labels)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

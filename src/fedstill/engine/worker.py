@@ -25,12 +25,14 @@ def main() -> None:
     from fedstill.config.tables import Config
     from fedstill.core.errors import reason_of
     from fedstill.core.message import Message
+    from fedstill.core.registry import import_plugged
     from fedstill.engine.memory import Memory
     from fedstill.engine.turn import client_turn
     from fedstill.task import Task
 
     if hello["threads"]:
         torch.set_num_threads(hello["threads"])
+    import_plugged(hello["plugins"])
     algorithm = create(Task(Config.model_validate(hello["config"])))
     memory = Memory(Path(hello["folder"]))
     torch.optim.SGD([torch.zeros(1)])  # the first optimiser of a process imports half of torch: now, not in the first round

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.config.tables import Config
+from fedstill.core.registry import plugged_modules
 from fedstill.engine.exchange import Outcome
 from fedstill.engine.spool import Spool
 
@@ -62,6 +63,7 @@ class Worker:
             "config": self.settings.config.model_dump(mode="json", exclude_none=True),
             "folder": str(self.settings.memory),
             "threads": self.settings.threads,
+            "plugins": plugged_modules(),
         }
         assert process.stdin is not None
         self.process = process

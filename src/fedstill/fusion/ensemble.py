@@ -17,7 +17,7 @@ from torch import Tensor
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weightings.weighting import Ready, Scored, Voting, Weighting
+from fedstill.fusion.weightings import Ready, Scored, Voting, Weighting
 from fedstill.models.network import Network
 from fedstill.models.predict import BATCH, apply
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from fedstill.algorithm import Reply
 from fedstill.core.message import State
 from fedstill.models.network import Network
 from fedstill.models.statistics import recalibrate
-
-if TYPE_CHECKING:
-    from fedstill.task import Task
+from fedstill.task import Task
 
 __all__ = ["Teacher", "network_of", "teacher_from", "teachers_of"]
 

@@ -7,7 +7,7 @@ bad, those further than ``deviations`` standard deviations below the mean of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -18,9 +18,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.options import Part
 from fedstill.fusion.teacher import network_of
 from fedstill.models.predict import accuracy
-
-if TYPE_CHECKING:
-    from fedstill.task import Task
+from fedstill.task import Task
 
 __all__ = ["DropWorst", "check_worst", "drop_worst", "kept"]
 

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import FedstillError, unknown
+from fedstill.core.registry import Registry
 
 from . import binary, cnn, dafkd, heads, mlp, mobilenet, resnet, shufflenet, text, vgg
 from .generator import Generator, build_generator, describe_generator, generator_kinds
 from .layers import seeded
 from .network import Architecture, Network
 from .weights import load_weights
-from .wrapped import from_callable, from_torchvision
+from .wrapped import adopted, from_torchvision
 
 __all__ = [
+    "MODELS",
     "Generator",
     "Network",
     "build",
@@ -33,26 +35,19 @@ __all__ = [
     "names",
 ]
 
-_ARCHITECTURES: dict[str, Architecture] = {
-    **mlp.ARCHITECTURES,
-    **cnn.ARCHITECTURES,
-    **resnet.ARCHITECTURES,
-    **dafkd.ARCHITECTURES,
-    **vgg.ARCHITECTURES,
-    **shufflenet.ARCHITECTURES,
-    **mobilenet.ARCHITECTURES,
-    **binary.ARCHITECTURES,
-    **text.ARCHITECTURES,
-}
+MODELS: Registry[Architecture] = Registry("model", group="fedstill.models", adopt=adopted)
+for _family in (mlp, cnn, resnet, dafkd, vgg, shufflenet, mobilenet, binary, text):
+    for _name, _architecture in _family.ARCHITECTURES.items():
+        MODELS.add(_name, _architecture, _architecture.builder)
 
 
 def names() -> list[str]:
-    """Every built-in model.
+    """Every model that has a name: the built-in ones, then those of installed packages.
 
     >>> names()[:3]
     ['mlp', 'cnn', 'cnn-small']
     """
-    return list(_ARCHITECTURES)
+    return MODELS.names()
 
 
 def describe(name: str) -> str:
@@ -61,7 +56,7 @@ def describe(name: str) -> str:
     >>> describe("lenet")
     "MOON's simple CNN, conv5 6, conv5 16, 120, 84 (Li et al. 2021); no norm"
     """
-    architecture = _architecture(name)
+    architecture = MODELS.get(name)
     norms = "norm " + ", ".join(architecture.norms) if architecture.norms else "no norm"
     return f"{architecture.summary}; {norms}"
 
@@ -104,8 +99,6 @@ def build(
             network = from_torchvision(name, classes=classes, shape=shape, norm=norm, **options)
         elif name.startswith("hf:"):
             network = _call(functools.partial(text.from_transformers, name), name, classes, shape, norm, options)
-        elif ":" in name:
-            network = from_callable(name, classes=classes, shape=shape, norm=norm, **options)
         else:
             network = _builtin(name, classes, shape, norm, options)
         if projection is not None:
@@ -117,14 +110,10 @@ def build(
     return network
 
 
-def _architecture(name: str) -> Architecture:
-    if name not in _ARCHITECTURES:
-        raise unknown("model", name, _ARCHITECTURES)
-    return _ARCHITECTURES[name]
-
-
 def _builtin(name: str, classes: int, shape: tuple[int, ...], norm: str, options: dict[str, Any]) -> Network:
-    architecture = _architecture(name)
+    architecture = MODELS.get(name)
+    if architecture.foreign:
+        return architecture.builder(classes=classes, shape=shape, norm=norm, **options)
     if norm != "batch" and norm not in architecture.norms:
         takes = ", ".join(architecture.norms) or "no normalisation"
         raise FedstillError(f"model '{name}' cannot have norm = '{norm}'; it takes {takes}")

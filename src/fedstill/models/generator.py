@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstill.core.errors import FedstillError, unknown
+from fedstill.core.registry import Registry
 
 from .layers import seeded
 
-__all__ = ["Generator", "build_generator", "describe_generator", "generator_kinds"]
+__all__ = ["GENERATORS", "Generator", "GeneratorKind", "build_generator", "describe_generator", "generator_kinds"]
 
 
 class Generator(nn.Module):
@@ -170,12 +172,28 @@ class FeatureGenerator(Generator):
         return self.body(torch.cat([z, self.onehot(z, y)], dim=1)).view(len(z), *self.shape)
 
 
-_KINDS: dict[str, tuple[type[Generator], str]] = {
-    "conditional": (ConditionalGenerator, "label and noise maps, upsampling convolutions (FedFTG, Zhang et al. 2022)"),
-    "dcgan": (DCGAN, "transposed convolutions, no label (DaFKD's code, after Radford et al. 2016)"),
-    "mlp-conditional": (MLPGenerator, "label and noise embeddings, fully connected (DaFKD, Wang et al. 2023)"),
-    "features": (FeatureGenerator, "features of the layer before the head (FedGen, Zhu et al. 2021)"),
-}
+@dataclass(frozen=True)
+class GeneratorKind:
+    """A generator's class and one line on it, with its paper."""
+
+    make: type[Generator]
+    summary: str
+
+
+def _adopted(name: str, thing: Any) -> GeneratorKind:
+    if not (isinstance(thing, type) and issubclass(thing, Generator)):
+        raise FedstillError(f"generator '{name}' is not a subclass of fedstill.models.Generator")
+    return GeneratorKind(thing, (thing.__doc__ or "").strip().split("\n")[0])
+
+
+GENERATORS: Registry[GeneratorKind] = Registry("generator", group="fedstill.generators", adopt=_adopted)
+for _name, _make, _summary in (
+    ("conditional", ConditionalGenerator, "label and noise maps, upsampling convolutions (FedFTG, Zhang et al. 2022)"),
+    ("dcgan", DCGAN, "transposed convolutions, no label (DaFKD's code, after Radford et al. 2016)"),
+    ("mlp-conditional", MLPGenerator, "label and noise embeddings, fully connected (DaFKD, Wang et al. 2023)"),
+    ("features", FeatureGenerator, "features of the layer before the head (FedGen, Zhu et al. 2021)"),
+):
+    GENERATORS.add(_name, GeneratorKind(_make, _summary), _make)
 
 
 def generator_kinds() -> list[str]:
@@ -184,12 +202,12 @@ def generator_kinds() -> list[str]:
     >>> generator_kinds()
     ['conditional', 'dcgan', 'mlp-conditional', 'features']
     """
-    return list(_KINDS)
+    return GENERATORS.names()
 
 
 def describe_generator(kind: str) -> str:
     """One line on a kind of generator, with its paper."""
-    return _kind(kind)[1]
+    return GENERATORS.get(kind).summary
 
 
 def build_generator(
@@ -206,7 +224,7 @@ def build_generator(
 
     With ``seed`` the initial weights depend on the seed alone.
     """
-    cls, _ = _kind(kind)
+    cls = GENERATORS.get(kind).make
     if cls is FeatureGenerator:
         if feature_dim is None:
             raise FedstillError("generator 'features' needs feature_dim, the width of the head's input")
@@ -221,9 +239,3 @@ def build_generator(
             raise unknown(f"option of generator '{kind}'", option, valid)
     with seeded(seed):
         return cls(classes, tuple(shape), noise_dim, **options)
-
-
-def _kind(kind: str) -> tuple[type[Generator], str]:
-    if kind not in _KINDS:
-        raise unknown("generator", kind, _KINDS)
-    return _KINDS[kind]

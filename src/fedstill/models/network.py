@@ -69,3 +69,4 @@ class Architecture:
     summary: str
     norms: tuple[str, ...] = ("batch", "group")  # () for a model that has no normalisation by design
     smallest: int = 8  # pixels of the shorter side
+    foreign: bool = False  # a builder of somebody else's, which checks what it is given

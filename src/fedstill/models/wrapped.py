@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import FedstillError, first_line
 
-from .network import Network
+from .network import Architecture, Network
 
-__all__ = ["Wrapped", "from_callable", "from_torchvision", "last_linear"]
+__all__ = ["Wrapped", "adopted", "from_callable", "from_torchvision", "last_linear"]
 
 
 class Wrapped(Network):
@@ -45,11 +45,6 @@ class Wrapped(Network):
         return key if key.startswith(("body.", "head.", "neck.")) else "body." + key
 
 
-def _line(error: Exception) -> str:
-    """The first line of an error's message, or its kind where it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def last_linear(body: nn.Module, shape: tuple[int, ...], name: str) -> tuple[str, nn.Linear]:
     """The name of the linear layer whose output is the network's, and the layer."""
     outputs: list[tuple[str, nn.Linear, Tensor]] = []
@@ -63,7 +58,7 @@ def last_linear(body: nn.Module, shape: tuple[int, ...], name: str) -> tuple[str
         with torch.no_grad():
             result = body.eval()(torch.zeros(2, *shape))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise FedstillError(f"model '{name}' does not take inputs of shape {tuple(shape)}: {_line(error)}") from error
+        raise FedstillError(f"model '{name}' does not take inputs of shape {tuple(shape)}: {first_line(error)}") from error
     finally:
         body.train(training)
         for hook in hooks:
@@ -74,21 +69,22 @@ def last_linear(body: nn.Module, shape: tuple[int, ...], name: str) -> tuple[str
     raise FedstillError(f"model '{name}' does not end in a linear layer; make it a fedstill.models.Network instead")
 
 
-def from_callable(name: str, *, classes: int, shape: tuple[int, ...], norm: str, **options: Any) -> Network:
-    """The network that the callable ``module.path:callable`` returns.
+def adopted(name: str, make: Any) -> Architecture:
+    """A user's own callable as an architecture (``module.path:callable``, or an entry point of ``fedstill.models``)."""
+    if not callable(make):
+        raise FedstillError(f"model '{name}': not callable")
+    summary = (make.__doc__ or "").strip().split("\n")[0] or "a network of one's own"
+    return Architecture(partial(from_callable, make, name), summary, norms=(), smallest=1, foreign=True)
+
+
+def from_callable(
+    make: Callable[..., Any], name: str, *, classes: int, shape: tuple[int, ...], norm: str, **options: Any
+) -> Network:
+    """The network that ``make`` returns.
 
     It is called with ``classes``, with ``shape`` and ``norm`` if it takes them, and with the options. It returns a
     ``Network``, or any module that ends in a linear layer.
     """
-    path, _, attribute = name.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # the console script, unlike python -m, does not look where it is started
-    try:
-        make = getattr(importlib.import_module(path), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise FedstillError(f"model '{name}': {_line(error)}") from error
-    if not callable(make):
-        raise FedstillError(f"model '{name}': not callable")
     taken = inspect.signature(make).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
     if anything or "shape" in taken:
@@ -100,7 +96,7 @@ def from_callable(name: str, *, classes: int, shape: tuple[int, ...], norm: str,
     try:
         body = make(classes=classes, **options)
     except TypeError as error:
-        raise FedstillError(f"model '{name}': {_line(error)}") from error
+        raise FedstillError(f"model '{name}': {first_line(error)}") from error
     if not isinstance(body, nn.Module):
         raise FedstillError(f"model '{name}' returned {type(body).__name__}, not a torch.nn.Module")
     return body if isinstance(body, Network) else Wrapped(body, classes, shape, name)
@@ -117,5 +113,5 @@ def from_torchvision(name: str, *, classes: int, shape: tuple[int, ...], norm: s
     try:
         body = models.get_model(name.removeprefix("torchvision:"), num_classes=classes, **options)
     except (ValueError, TypeError) as error:
-        raise FedstillError(f"model '{name}': {_line(error)}") from error
+        raise FedstillError(f"model '{name}': {first_line(error)}") from error
     return Wrapped(body, classes, shape, name)

@@ -6,9 +6,7 @@ A study is a function from a :class:`Plan` to cells, registered under a name; it
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,8 +15,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from fedstill.core.errors import FedstillError, unknown
+from fedstill.core.errors import FedstillError
 from fedstill.core.files import atomic_write, to_json
+from fedstill.core.registry import Registry
 from fedstill.run.compare import complete
 from fedstill.run.configuration import resolve
 from fedstill.run.history import read_history
@@ -95,7 +94,7 @@ class Study:
     tiny: bool = False  # whether there is a protocol below the small one
 
 
-_STUDIES: dict[str, Study] = {}
+STUDIES: Registry[Study] = Registry("study", group="fedstill.studies", home="fedstill.reproduce")
 
 
 def study(
@@ -110,18 +109,12 @@ def study(
 ) -> Callable:
     """Register the decorated function as the study ``name``; ``small`` and ``paper`` are the expected minutes."""
 
-    def add(function: Callable[[Plan], Sequence[Cell]]) -> Callable[[Plan], Sequence[Cell]]:
-        _STUDIES[name] = Study(name, title, {"small": small, "paper": paper}, function, unit, note, tiny)
-        return function
-
-    return add
+    return STUDIES.register(name, lambda run: Study(name, title, {"small": small, "paper": paper}, run, unit, note, tiny))
 
 
 def studies() -> dict[str, Study]:
     """Every study by its name."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
-    return dict(sorted(_STUDIES.items()))
+    return dict(sorted(STUDIES.items()))
 
 
 @cache
@@ -173,9 +166,7 @@ def runs_of(plan: Plan, name: str, tree: Mapping[str, Any], assignments: Sequenc
 
 def reproduce(name: str, plan: Plan) -> tuple[Study, list[Cell]]:
     """Run the study ``name`` and write ``table.md`` and ``cells.json`` to the plan's folder."""
-    if name not in studies():
-        raise unknown("study", name, studies())
-    chosen = studies()[name]
+    chosen = STUDIES.get(name)
     if plan.scale == "tiny" and not chosen.tiny:
         plan = replace(plan, scale="small")
     cells = list(chosen.run(plan))

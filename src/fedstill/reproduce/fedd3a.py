@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedstill.core.streams import stream
 from fedstill.fusion.weightings.projection import proximity
-from fedstill.local.projection import Projection, subspace
+from fedstill.local.reports.projection import Projection, subspace
 from fedstill.models.predict import apply
 from fedstill.reproduce import Cell, Plan, cell, runs_of, study
 from fedstill.run.configuration import resolve

@@ -20,9 +20,9 @@ from fedstill.fusion.distillation.distil import distil
 from fedstill.fusion.distillation.divergence import divergence
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import ensemble_table
-from fedstill.fusion.merges.average import weighted_sum
+from fedstill.fusion.merges import weighted_sum
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weightings.weighting import Scene, make_weighting
+from fedstill.fusion.weightings import WeightingContext, make_weighting
 from fedstill.models import build
 from fedstill.models.network import Network
 from fedstill.models.predict import predict_logits
@@ -85,7 +85,7 @@ def fuse_toy(seed: int = 0) -> Toy:
         fit(client, mine, LOCAL, rng=stream(seed, "toy", k))
     average = weighted_sum([clone(client.state_dict()) for client in clients], [0.5, 0.5])
     teachers = [Teacher(f"client {k}", lambda client=client: client) for k, client in enumerate(clients)]  # type: ignore[misc]
-    uniform = make_weighting("uniform", Scene(teachers, rng))
+    uniform = make_weighting("uniform", WeightingContext(teachers, rng))
     student = network(average)
     pool = Samples(points)
     distil(student, pool, ensemble_table(teachers, pool, uniform), DISTILLATION, rng=stream(seed, "toy", "distil"))

@@ -15,10 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.errors import FedstillError, unknown
+from fedstill.core.errors import FedstillError
+from fedstill.core.registry import Registry
 from fedstill.run.listener import Listener
 
-__all__ = ["numbers", "tracker"]
+__all__ = ["TRACKERS", "numbers", "tracker"]
+
+
+TRACKERS: Registry[Callable[[Path], Listener]] = Registry("tracker", group="fedstill.trackers", adopt=lambda name, thing: thing)
 
 
 def numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -39,16 +43,15 @@ def numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
 def tracker(name: str, folder: Path) -> Listener:
     """The tracker called ``name``, writing below the run folder; a resumed run continues what it finds there."""
     folder.mkdir(parents=True, exist_ok=True)
-    if name not in _TRACKERS:
-        raise unknown("tracker", name, _TRACKERS)
     try:
-        return _TRACKERS[name](folder)
+        return TRACKERS.get(name)(folder)
     except ImportError as error:
         raise FedstillError(
             f"tracking with {name} needs an extra: pip install 'fedstill[{name}]' ({error.name or error} is missing)"
         ) from error
 
 
+@TRACKERS.register("tensorboard")
 class _TensorBoard(Listener):
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -67,6 +70,7 @@ class _TensorBoard(Listener):
         self.writer.close()
 
 
+@TRACKERS.register("mlflow")
 class _MLflow(Listener):
     def __init__(self, folder: Path) -> None:
         # Read when mlflow is imported: no usage figures leave the machine, and a plain folder is a fine store.
@@ -116,6 +120,3 @@ class _MLflow(Listener):
 def _mlflow_name(name: str) -> str:
     """MLflow refuses other characters."""
     return re.sub(r"[^\w\-. /]", "_", name)
-
-
-_TRACKERS: dict[str, Callable[[Path], Listener]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}

@@ -21,6 +21,7 @@ from fedstill.config.tables import Config
 from fedstill.core.errors import FedstillError, reason_of
 from fedstill.core.message import Message
 from fedstill.core.options import validated
+from fedstill.core.registry import import_plugged
 from fedstill.engine.exchange import EVALUATE
 from fedstill.engine.flower.records import fl, from_records, to_records
 from fedstill.engine.memory import KEEP, Memory, MemoryStore
@@ -144,6 +145,14 @@ def _judgement(task: NodeTask, message: Message) -> dict[str, Any]:
     return {"accuracy": accuracy(task.networks.load(prototype, model), task.test), "tested": len(task.test)}
 
 
+def _import_plugged(about: Mapping[str, Any]) -> None:
+    """Import the modules whose parts the server uses by name, in the app itself or installed on this node."""
+    try:
+        import_plugged([str(module) for module in about.get("plugins", ())])
+    except ImportError as error:
+        raise FedstillError(f"this node lacks a part that the server uses: {error}") from error
+
+
 def client_app(memory: Path | None = None) -> ClientApp:
     """A ClientApp that trains on its node's own data, or on a share of the configured partition.
 
@@ -157,6 +166,7 @@ def client_app(memory: Path | None = None) -> ClientApp:
     @app.query()
     def query(message: fl.Message, context: fl.Context) -> fl.Message:
         try:
+            _import_plugged(dict(message.content["fedstill"].items()))
             config = str(message.content["fedstill"]["config"])
             answer = {"site": _about(config, context.node_config).to_json()}
         except FedstillError as error:
@@ -167,6 +177,7 @@ def client_app(memory: Path | None = None) -> ClientApp:
     def train(message: fl.Message, context: fl.Context) -> fl.Message:
         about = dict(message.content["fedstill"].items())
         try:
+            _import_plugged(about)
             answer = _turn(message.content, about, context, memory)
         except Exception as error:  # told to the server, which drops this reply with the reason
             log.exception("client %s failed", about.get("client"))

@@ -16,6 +16,7 @@ from fedstill.algorithm import Algorithm
 from fedstill.config.tables import Config
 from fedstill.core.errors import FedstillError, reason_of
 from fedstill.core.message import Message
+from fedstill.core.registry import plugged_modules
 from fedstill.engine.exchange import EVALUATE, Outcome
 from fedstill.engine.flower.records import fl, from_records, to_records
 from fedstill.engine.spool import Spool
@@ -68,7 +69,10 @@ class Flower:
         """Ask nodes that are new who they are; with ``again``, those that do not answer may be asked once more."""
         strangers = online - set(self.asked)
         text = json.dumps(self.config.model_dump(mode="json", exclude_none=True))
-        sent = {node: fl.RecordDict({"fedstill": fl.ConfigRecord({"config": text})}) for node in strangers}
+        sent = {
+            node: fl.RecordDict({"fedstill": fl.ConfigRecord({"config": text, "plugins": plugged_modules()})})
+            for node in strangers
+        }
         for node, reply, reason in self._send(sent, "query", "0", min(timeout, 120.0)):
             if reply is not None:
                 try:
@@ -102,7 +106,7 @@ class Flower:
         """Carry messages for ``algorithm`` from now on."""
         self.algorithm, task = algorithm, algorithm.task
         settled = json.dumps(task.config.model_dump(mode="json", exclude_none=True))
-        self.terms = {"config": settled, "classes": list(task.classes), "run": self.run}
+        self.terms = {"config": settled, "classes": list(task.classes), "run": self.run, "plugins": plugged_modules()}
 
     def exchange(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
         """See :class:`fedstill.engine.exchange.Engine`."""

@@ -29,13 +29,13 @@ from fedstill.engine.flower.records import from_records
 from fedstill.fusion.distillation.distil import distil
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Space, ensemble_table
-from fedstill.fusion.merges.average import weighted_sum
+from fedstill.fusion.merges import weighted_sum
 from fedstill.fusion.screening import fault
 from fedstill.fusion.teacher import Teacher
+from fedstill.fusion.weightings import Ready
 from fedstill.fusion.weightings.projection import one_hot_weights, proximity, soft_weights
-from fedstill.fusion.weightings.weighting import Ready
-from fedstill.local.projection import Projection, subspace
-from fedstill.local.projection import fault as projection_fault
+from fedstill.local.reports.projection import Projection, subspace
+from fedstill.local.reports.projection import fault as projection_fault
 from fedstill.models.network import Network
 from fedstill.models.predict import apply
 from fedstill.models.wrapped import last_linear

@@ -20,7 +20,7 @@ from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.divergence import divergence, sharpened
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Table
-from fedstill.fusion.merges.average import weighted_sum
+from fedstill.fusion.merges import weighted_sum
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy
 from fedstill.models.statistics import freeze_statistics, recalibrate

@@ -1,4 +1,4 @@
-"""How knowledge is transferred: the options of sources and of distillation. Defaults are FedDF's."""
+"""How the student learns: the options of distillation. Defaults are FedDF's."""
 
 from __future__ import annotations
 
@@ -10,26 +10,7 @@ from pydantic import Field
 from fedstill.core.options import Part, Positive
 from fedstill.training.options import Augment, Optimizer
 
-__all__ = ["Averaging", "Distillation", "Source"]
-
-
-class Source(Part):
-    """On what knowledge is transferred: the server's unlabelled data, a generator's samples, uniform noise, or a mixture."""
-
-    kind: Literal["data", "generator", "noise", "mixture"] = "data"
-    size: Positive = 5000  # samples drawn for generator and noise, and altogether for a mixture
-    generator: str | None = None  # a frozen generator: a .safetensors file written by fedstill, or module.path:callable
-    shares: dict[Literal["data", "generator", "noise"], Annotated[float, Field(ge=0)]] = {"data": 0.5, "noise": 0.5}
-    redraw: bool = True  # draw generated samples and noise anew each round
-
-    def under(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """As for every table; shares that are given are all of them.
-
-        >>> Source().under({"kind": "mixture", "shares": {"noise": 1.0}})["shares"]
-        {'noise': 1.0}
-        """
-        found = super().under(given)
-        return {**found, "shares": given["shares"]} if "shares" in given else found
+__all__ = ["Averaging", "Distillation"]
 
 
 class Averaging(Part):

@@ -20,7 +20,7 @@ from fedstill.fusion.distillation.distil import distil
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Space, Table, ensemble_table
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weightings.weighting import Weighting
+from fedstill.fusion.weightings import Weighting
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy
 from fedstill.task import Task

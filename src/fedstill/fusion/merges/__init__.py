@@ -1,0 +1,19 @@
+"""Where the student starts, or what the merged model is: the contract, and the common set."""
+
+from fedstill.fusion.merges.average import average, by_examples, merge_models, uniform, weighted_sum, with_statistics
+from fedstill.fusion.merges.contract import MERGES, Merge, MergeName, make_merge, merge, merges
+
+__all__ = [
+    "MERGES",
+    "Merge",
+    "MergeName",
+    "average",
+    "by_examples",
+    "make_merge",
+    "merge",
+    "merge_models",
+    "merges",
+    "uniform",
+    "weighted_sum",
+    "with_statistics",
+]

@@ -3,78 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated
 
 import torch
-from pydantic import AfterValidator
 from torch import Tensor
 
 from fedstill.algorithm import Reply, Round, Server
-from fedstill.core.errors import unknown
 from fedstill.core.message import State, clone
+from fedstill.fusion.merges.contract import merge
 from fedstill.models.statistics import recalibrate
-
-if TYPE_CHECKING:
-    from fedstill.task import Task
+from fedstill.task import Task
 
 __all__ = [
-    "Merge",
-    "MergeName",
     "average",
     "by_examples",
-    "make_merge",
     "merge_models",
-    "merges",
-    "register",
     "uniform",
     "weighted_sum",
     "with_statistics",
 ]
-
-Merge = Callable[["Task", Server, Sequence[Reply], Round], dict[str, State]]
-
-_MERGES: dict[str, Merge] = {}
-
-
-def register(name: str) -> Callable[[Merge], Merge]:
-    """Add a way to merge the replies' weights, one state a prototype, to the common set."""
-
-    def add(merge: Merge) -> Merge:
-        _MERGES[name] = merge
-        return merge
-
-    return add
-
-
-def _load_all() -> None:
-    import fedstill.fusion.merges.contributions
-    import fedstill.fusion.merges.matching  # noqa: F401  (members register themselves)
-
-
-def merges() -> list[str]:
-    """The names of the common set.
-
-    >>> "examples" in merges()
-    True
-    """
-    _load_all()
-    return sorted(_MERGES)
-
-
-def make_merge(name: str) -> Merge:
-    """The merge called ``name``."""
-    _load_all()
-    if name not in _MERGES:
-        raise unknown("merge", name, _MERGES)
-    return _MERGES[name]
-
-
-def _known(name: str) -> str:
-    make_merge(name)
-    return name
-
-
-MergeName = Annotated[str, AfterValidator(_known)]  # an option whose value is one of merges()
 
 
 def by_examples(replies: Sequence[Reply]) -> list[float]:
@@ -142,13 +88,13 @@ def with_statistics(task: Task, prototype: str, state: State) -> State:
     return clone(recalibrate(task.networks.load(prototype, state, role="student"), task.statistics_data).state_dict())
 
 
-@register("examples")
+@merge("examples")
 def _by_examples(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
     """Each prototype's average, weighed by the numbers of examples."""
     return merge_models(task, server, replies, by_examples)
 
 
-@register("uniform")
+@merge("uniform")
 def _uniform(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
     """Each prototype's plain average."""
     return merge_models(task, server, replies, uniform)

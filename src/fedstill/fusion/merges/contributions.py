@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,12 +20,11 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.message import State
 from fedstill.core.options import Part, Positive
 from fedstill.fusion.ensemble import Words, words_of
-from fedstill.fusion.merges.average import merge_models, register
+from fedstill.fusion.merges.average import merge_models
+from fedstill.fusion.merges.contract import merge
 from fedstill.fusion.teacher import teachers_of
 from fedstill.fusion.vote import Gate, Variant, knowledge_vote
-
-if TYPE_CHECKING:
-    from fedstill.task import Task
+from fedstill.task import Task
 
 __all__ = [
     "Contributions",
@@ -182,13 +181,13 @@ def merge_by_contribution(
     return merge_models(task, server, replies, weigh)
 
 
-@register("contributions")
+@merge("contributions")
 def _leave_one_out(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
     """Each prototype's average, weighed by what each client contributes to the knowledge vote (KDCL)."""
     return merge_by_contribution(task, server, replies, Contributions(), round)
 
 
-@register("shapley")
+@merge("shapley")
 def _shapley(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
     """Each prototype's average, weighed by the clients' Shapley values in KD3A's vote."""
     return merge_by_contribution(task, server, replies, Contributions(variant="kd3a", method="shapley"), round)

@@ -15,7 +15,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -26,14 +26,12 @@ from fedstill.algorithm import Reply, Round, Server
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State
 from fedstill.core.options import Part, Positive
-from fedstill.fusion.merges.average import register
+from fedstill.fusion.merges.contract import merge
 from fedstill.models.cnn import CNN, LeNet
 from fedstill.models.mlp import MLP
 from fedstill.models.network import Network
 from fedstill.models.vgg import VGG
-
-if TYPE_CHECKING:
-    from fedstill.task import Task
+from fedstill.task import Task
 
 __all__ = [
     "Matched",
@@ -299,7 +297,7 @@ def popular(assignments: Sequence[Sequence[Sequence[int]]], widths: Sequence[int
     return chosen
 
 
-@register("matched")
+@merge("matched")
 def matched(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
     """Each prototype matched over its own clients without growing, so that the student keeps its architecture. The last layer
     is weighed by class where the clients report their counts, else by their numbers of examples."""

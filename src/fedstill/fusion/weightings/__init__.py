@@ -1,1 +1,35 @@
-"""The members of the common set of weightings, a family a file; importing a file registers its members."""
+"""How much each teacher counts for each sample: the contract, and the common set, a family a file."""
+
+from fedstill.fusion.weightings.contract import (
+    WEIGHTINGS,
+    Ballot,
+    Ready,
+    Scored,
+    Voting,
+    Weighting,
+    WeightingContext,
+    WeightingKind,
+    fault_of,
+    make_weighting,
+    options_kind,
+    report_of,
+    weighting,
+    weightings,
+)
+
+__all__ = [
+    "WEIGHTINGS",
+    "Ballot",
+    "Ready",
+    "Scored",
+    "Voting",
+    "Weighting",
+    "WeightingContext",
+    "WeightingKind",
+    "fault_of",
+    "make_weighting",
+    "options_kind",
+    "report_of",
+    "weighting",
+    "weightings",
+]

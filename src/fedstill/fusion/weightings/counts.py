@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedstill.core.message import State
 from fedstill.core.options import Part
-from fedstill.fusion.weightings.weighting import Scene, Scored, register
+from fedstill.fusion.weightings.contract import Scored, WeightingContext, weighting
 from fedstill.models.network import Network
 
 __all__ = ["ByCounts", "class_weights", "fault"]
@@ -37,7 +37,7 @@ def fault(part: State, width: int) -> str | None:
     return None
 
 
-@register(
+@weighting(
     "counts",
     report="counts",
     options=Part,
@@ -48,8 +48,8 @@ class ByCounts(Scored):
     """FedFTG knows the label of a sample it generated; an unlabelled sample has none, so a teacher's score is the weight it
     expects under its own prediction, ``sum_c p_k(c | x) n_k^c / sum_j n_j^c``."""
 
-    def __init__(self, scene: Scene):
-        self.shares = class_weights(torch.stack([reply.part("counts")["labels"] for reply in scene.replies]))
+    def __init__(self, context: WeightingContext):
+        self.shares = class_weights(torch.stack([reply.part("counts")["labels"] for reply in context.replies]))
 
     def score(self, k: int, network: Network, x: Tensor, features: Tensor) -> Tensor:
         """The expected class-level weight."""

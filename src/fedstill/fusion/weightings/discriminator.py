@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import fedstill.local.discriminator  # noqa: F401 (registers the report for systems that train no discriminator of their own)
+import fedstill.local.reports.discriminator  # noqa: F401 (registers the report for systems that train no discriminator of their own)
 from fedstill.core.message import State
 from fedstill.core.options import Part
-from fedstill.fusion.weightings.weighting import Scene, Scored, register
+from fedstill.fusion.weightings.contract import Scored, WeightingContext, weighting
 from fedstill.local.adversarial import Discriminator
 from fedstill.models.network import Network
 
@@ -29,7 +29,7 @@ def fault(part: State, width: int) -> str | None:
     return None
 
 
-@register(
+@weighting(
     "discriminator",
     report="discriminator",
     options=Part,
@@ -39,8 +39,8 @@ def fault(part: State, width: int) -> str | None:
 class ByDiscriminator(Scored):
     """Eq. 7: ``f(theta_k; x) / sum_j f(theta_j; x)``, on generated or any other samples."""
 
-    def __init__(self, scene: Scene):
-        self.replies = scene.replies
+    def __init__(self, context: WeightingContext):
+        self.replies = context.replies
         self.loaded: tuple[int, Discriminator] | None = None  # teachers stream by, so does their discriminator
 
     def score(self, k: int, network: Network, x: Tensor, features: Tensor) -> Tensor:

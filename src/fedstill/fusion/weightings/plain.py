@@ -8,45 +8,45 @@ from torch import Tensor
 from fedstill.core.errors import FedstillError
 from fedstill.core.options import Part
 from fedstill.data.samples import Samples
-from fedstill.fusion.weightings.weighting import Ready, Scene, register
+from fedstill.fusion.weightings.contract import Ready, WeightingContext, weighting
 
 __all__ = ["Examples", "Random", "Uniform"]
 
 
-@register("avg", summary="the same as uniform (FedD3A, Table 1)", options=Part)
-@register("uniform", summary="every teacher counts alike (FedDF)", options=Part)
+@weighting("avg", summary="the same as uniform (FedD3A, Table 1)", options=Part)
+@weighting("uniform", summary="every teacher counts alike (FedDF)", options=Part)
 class Uniform(Ready):
     """Every teacher counts alike."""
 
-    def __init__(self, scene: Scene):
-        self.teachers = len(scene.teachers)
+    def __init__(self, context: WeightingContext):
+        self.teachers = len(context.teachers)
 
     def weights(self, samples: Samples) -> Tensor:
         """1/K everywhere."""
         return torch.full((1, 1), 1 / self.teachers).expand(len(samples), self.teachers)
 
 
-@register("random", summary="softmax of noise, new for each sample (FedD3A, Table 1)", options=Part)
+@weighting("random", summary="softmax of noise, new for each sample (FedD3A, Table 1)", options=Part)
 class Random(Ready):
     """FedD3A's control: ``softmax(z)`` with standard normal ``z``."""
 
-    def __init__(self, scene: Scene):
-        self.teachers, self.rng = len(scene.teachers), scene.rng
+    def __init__(self, context: WeightingContext):
+        self.teachers, self.rng = len(context.teachers), context.rng
 
     def weights(self, samples: Samples) -> Tensor:
         """One draw a sample."""
         return torch.randn(len(samples), self.teachers, generator=self.rng).softmax(1)
 
 
-@register("examples", summary="in proportion to the clients' numbers of examples", options=Part)
+@weighting("examples", summary="in proportion to the clients' numbers of examples", options=Part)
 class Examples(Ready):
     """``n_k / sum n`` for every sample."""
 
-    def __init__(self, scene: Scene):
-        strange = [teacher.name for teacher in scene.teachers if teacher.reply is None]
+    def __init__(self, context: WeightingContext):
+        strange = [teacher.name for teacher in context.teachers if teacher.reply is None]
         if strange:
             raise FedstillError(f"weighting 'examples' needs clients as teachers, and {strange[0]} has no examples")
-        counts = torch.tensor([float(reply.samples) for reply in scene.replies])
+        counts = torch.tensor([float(reply.samples) for reply in context.replies])
         self.shares = counts / counts.sum()
 
     def weights(self, samples: Samples) -> Tensor:

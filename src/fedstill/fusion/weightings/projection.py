@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
-from fedstill.fusion.weightings.weighting import Ready, Scene, register
-from fedstill.local.projection import Projection, fault, project
+from fedstill.fusion.weightings.contract import Ready, WeightingContext, weighting
+from fedstill.local.reports.projection import Projection, fault, project
 from fedstill.models.predict import apply
 
 __all__ = ["OneHot", "Soft", "one_hot_weights", "proximity", "soft_weights"]
@@ -73,9 +73,9 @@ def one_hot_weights(r: Tensor) -> Tensor:
 class _Projected(Ready):
     """Scores under the backbones that the clients made their matrices with: the server's models before this round's merge."""
 
-    def __init__(self, scene: Scene):
-        self.task, self.server, self.replies, self.reference = scene.task, scene.server, scene.replies, scene.reference
-        self.options = Projection.model_validate(dict(scene.options))
+    def __init__(self, context: WeightingContext):
+        self.task, self.server, self.replies, self.reference = context.task, context.server, context.replies, context.reference
+        self.options = Projection.model_validate(dict(context.options))
 
     def scores(self, samples: Samples) -> Tensor:
         """``r`` (n, clients); clients of one prototype share one pass of the backbone."""
@@ -102,8 +102,8 @@ class _Projected(Ready):
         return found
 
 
-@register("projection", report="projection", options=Projection, fault=fault, summary="the same as soft")
-@register(
+@weighting("projection", report="projection", options=Projection, fault=fault, summary="the same as soft")
+@weighting(
     "soft",
     report="projection",
     options=Projection,
@@ -118,7 +118,7 @@ class Soft(_Projected):
         return soft_weights(self.scores(samples), unbiased=self.options.unbiased, temperature=self.options.temperature)
 
 
-@register(
+@weighting(
     "onehot",
     report="projection",
     options=Projection,

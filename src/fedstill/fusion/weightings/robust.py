@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 from fedstill.core.errors import FedstillError
 from fedstill.core.options import Part, validated
-from fedstill.fusion.weightings.weighting import Ballot, Scene, Voting, register
+from fedstill.fusion.weightings.contract import Ballot, Voting, WeightingContext, weighting
 
 __all__ = ["Median", "Spectral", "SpectralOptions", "Trimmed", "TrimmedOptions", "spectral_weights"]
 
 
-@register("median", summary="the lower median of each class's logits (FedRAD; FedDF with medians)", options=Part)
+@weighting("median", summary="the lower median of each class's logits (FedRAD; FedDF with medians)", options=Part)
 class Median(Voting):
     """For every class the median over the teachers of its logit, then softmax.
 
@@ -27,9 +27,9 @@ class Median(Voting):
     (FedRAD's scores). A teacher's weight is the share of classes in which its value is the median.
     """
 
-    def __init__(self, scene: Scene | None = None):
-        if scene is not None:
-            validated(Part, scene.options, "algorithm.weighting_options")
+    def __init__(self, context: WeightingContext | None = None):
+        if context is not None:
+            validated(Part, context.options, "algorithm.weighting_options")
 
     def vote(self, logits: Tensor) -> Ballot:
         """The medians.
@@ -50,12 +50,12 @@ class TrimmedOptions(Part):
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
 
 
-@register("trimmed-mean", summary="the mean of each class's logits without the extremes", options=TrimmedOptions)
+@weighting("trimmed-mean", summary="the mean of each class's logits without the extremes", options=TrimmedOptions)
 class Trimmed(Voting):
     """For every class the mean of the logits without the ``trim`` smallest and largest, then softmax (Yin et al., ICML 2018)."""
 
-    def __init__(self, scene: Scene | None = None):
-        given = scene.options if scene is not None else {}
+    def __init__(self, context: WeightingContext | None = None):
+        given = context.options if context is not None else {}
         self.options: TrimmedOptions = validated(TrimmedOptions, given, "algorithm.weighting_options")
 
     def vote(self, logits: Tensor) -> Ballot:
@@ -115,12 +115,12 @@ def spectral_weights(votes: Tensor, options: SpectralOptions) -> Tensor:
     return credit / credit.sum(1, keepdim=True)
 
 
-@register("spectral", summary="a robust mean of probabilities by spectral filtering (Cronus)", options=SpectralOptions)
+@weighting("spectral", summary="a robust mean of probabilities by spectral filtering (Cronus)", options=SpectralOptions)
 class Spectral(Voting):
     """The mean of the teachers' probabilities after the spectral filter has left out those that pull them apart."""
 
-    def __init__(self, scene: Scene | None = None):
-        given = scene.options if scene is not None else {}
+    def __init__(self, context: WeightingContext | None = None):
+        given = context.options if context is not None else {}
         self.options: SpectralOptions = validated(SpectralOptions, given, "algorithm.weighting_options")
 
     def vote(self, logits: Tensor) -> Ballot:

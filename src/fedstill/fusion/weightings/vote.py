@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedstill.core.options import Part
 from fedstill.fusion.vote import Gate, Variant, knowledge_vote
-from fedstill.fusion.weightings.weighting import Ballot, Scene, Voting, register
+from fedstill.fusion.weightings.contract import Ballot, Voting, WeightingContext, weighting
 
 __all__ = ["KnowledgeVote", "VoteOptions"]
 
@@ -22,13 +22,13 @@ class VoteOptions(Part):
     count: Literal["mask", "support"] = "mask"  # a sample with supporters counts once, or as often as it has supporters
 
 
-@register("vote", summary="the sources that support the consensus class, confidently (KDCL, KD3A)", options=VoteOptions)
+@weighting("vote", summary="the sources that support the consensus class, confidently (KDCL, KD3A)", options=VoteOptions)
 class KnowledgeVote(Voting):
     """Only confident teachers that agree are heard; a sample without any teaches nothing."""
 
-    def __init__(self, scene: Scene):
-        self.options = VoteOptions.model_validate(scene.options)
-        self.gate = self.options.gate.at(scene.round, scene.rounds)
+    def __init__(self, context: WeightingContext):
+        self.options = VoteOptions.model_validate(context.options)
+        self.gate = self.options.gate.at(context.round, context.rounds)
 
     def vote(self, logits: Tensor) -> Ballot:
         """The vote's knowledge; where nobody supports anything all teachers are shown alike, and the sample counts 0."""

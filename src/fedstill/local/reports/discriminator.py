@@ -17,7 +17,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.data.samples import Samples
 from fedstill.local.adversarial import adversarial_loss
-from fedstill.local.reports import report
+from fedstill.local.reports.contract import report
 from fedstill.models.network import Network
 from fedstill.models.predict import apply
 

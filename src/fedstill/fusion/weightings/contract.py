@@ -1,50 +1,49 @@
 """How much each teacher counts for each sample. Every weighting works with every system that distils.
 
-A weighting is made for one fusion, by name, from a :class:`Scene`. There are three kinds, by what they must see:
+A weighting is made for one fusion, by name, from a :class:`WeightingContext`. There are three kinds, by what they must see:
 :class:`Ready` knows its weights before any teacher speaks, :class:`Scored` asks each teacher's network as it streams by, and
 :class:`Voting` needs every teacher's word on a sample at once.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedstill.algorithm import Reply, Server
-from fedstill.core.errors import FedstillError, unknown
+from fedstill.core.errors import FedstillError
 from fedstill.core.message import State
 from fedstill.core.options import Part
+from fedstill.core.registry import Registry
 from fedstill.data.samples import Samples
 from fedstill.fusion.teacher import Teacher
 from fedstill.models.network import Network
-
-if TYPE_CHECKING:
-    from fedstill.task import Task
+from fedstill.task import Task
 
 __all__ = [
+    "WEIGHTINGS",
     "Ballot",
     "Ready",
-    "Scene",
     "Scored",
     "Voting",
     "Weighting",
+    "WeightingContext",
+    "WeightingKind",
     "fault_of",
     "make_weighting",
     "options_kind",
-    "register",
     "report_of",
+    "weighting",
     "weightings",
 ]
 
 
 @dataclass(frozen=True)
-class Scene:
+class WeightingContext:
     """What a weighting may look at: the round's teachers and their replies, the server's state, a random stream, its options."""
 
     teachers: Sequence[Teacher]
@@ -96,54 +95,37 @@ class Voting:
 
 
 Weighting = Ready | Scored | Voting
+Make = TypeVar("Make", bound=Callable[[WeightingContext], Weighting])
 
 
 @dataclass(frozen=True)
-class _Kind:
-    make: Callable[[Scene], Weighting]
-    report: str | None
-    summary: str
-    options: type[Part] | None
-    fault: Callable[[State, int], str | None] | None
+class WeightingKind:
+    """A weighting before it is made for one fusion."""
+
+    make: Callable[[WeightingContext], Weighting]
+    report: str | None = None  # the group of tensors that clients must send for it
+    summary: str = ""
+    options: type[Part] | None = None  # what weighting_options may hold, checked before the run starts
+    fault: Callable[[State, int], str | None] | None = None  # what is wrong with a report, given the features' width
 
 
-_KINDS: dict[str, _Kind] = {}
+WEIGHTINGS: Registry[WeightingKind] = Registry("weighting", group="fedstill.weightings", home="fedstill.fusion.weightings")
 
 
-def register(
+def weighting(
     name: str,
     *,
     report: str | None = None,
     summary: str = "",
     options: type[Part] | None = None,
     fault: Callable[[State, int], str | None] | None = None,
-) -> Callable:
-    """Add a weighting to the common set.
+) -> Callable[[Make], Make]:
+    """Add the decorated weighting to the common set; the arguments are those of :class:`WeightingKind`."""
 
-    ``report`` names the group of tensors that clients must send for it, ``options`` what ``weighting_options`` may hold (checked
-    before the run starts), ``fault`` says what is wrong with a report, given the width of the features, before it is used.
-    """
+    def kind(make: Make) -> WeightingKind:
+        return WeightingKind(make, report, summary or (make.__doc__ or "").strip().split("\n")[0], options, fault)
 
-    def add(make: Callable[[Scene], Weighting]) -> Callable[[Scene], Weighting]:
-        _KINDS[name] = _Kind(make, report, summary or (make.__doc__ or "").strip().split("\n")[0], options, fault)
-        return make
-
-    return add
-
-
-def _kind(name: str) -> _Kind:
-    _load_all()
-    if name not in _KINDS:
-        raise unknown("weighting", name, _KINDS)
-    return _KINDS[name]
-
-
-def _load_all() -> None:
-    # the members register themselves when their modules are imported
-    import fedstill.fusion.weightings as members
-
-    for module in pkgutil.iter_modules(members.__path__):
-        importlib.import_module(f"{members.__name__}.{module.name}")
+    return WEIGHTINGS.register(name, kind)
 
 
 def weightings() -> dict[str, str]:
@@ -152,18 +134,17 @@ def weightings() -> dict[str, str]:
     >>> "uniform" in weightings()
     True
     """
-    _load_all()
-    return {name: kind.summary for name, kind in sorted(_KINDS.items())}
+    return {name: kind.summary for name, kind in sorted(WEIGHTINGS.items())}
 
 
 def report_of(name: str) -> str | None:
     """What clients must report for this weighting, or None."""
-    return _kind(name).report
+    return WEIGHTINGS.get(name).report
 
 
 def fault_of(name: str, part: State, width: int) -> str | None:
     """Why a client's report cannot be used by this weighting, or None. ``width`` is that of the features it was made from."""
-    kind = _kind(name)
+    kind = WEIGHTINGS.get(name)
     if kind.report is None:
         return None
     if not part:
@@ -173,14 +154,14 @@ def fault_of(name: str, part: State, width: int) -> str | None:
 
 def options_kind(name: str) -> type[Part] | None:
     """The options that this weighting takes, or None where it checks them itself."""
-    return _kind(name).options
+    return WEIGHTINGS.get(name).options
 
 
-def make_weighting(name: str, scene: Scene) -> Weighting:
+def make_weighting(name: str, context: WeightingContext) -> Weighting:
     """The weighting called ``name``, for one fusion."""
-    kind = _kind(name)
+    kind = WEIGHTINGS.get(name)
     if kind.report is not None:
-        silent = [t.name for t in scene.teachers if t.reply is None or not t.reply.part(kind.report)]
+        silent = [t.name for t in context.teachers if t.reply is None or not t.reply.part(kind.report)]
         if silent:
             raise FedstillError(f"weighting '{name}' needs a '{kind.report}' report, which {', '.join(silent[:3])} did not send")
-    return kind.make(scene)
+    return kind.make(context)

@@ -21,7 +21,7 @@ from fedstill.algorithm import Client
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.core.options import Part, Positive
-from fedstill.local.reports import report
+from fedstill.local.reports.contract import report
 from fedstill.models.predict import apply
 
 __all__ = [

@@ -1,0 +1,41 @@
+"""On what knowledge is transferred: samples for the teachers to speak about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fedstill.core.errors import FedstillError
+from fedstill.data.samples import Samples
+from fedstill.fusion.sources.contract import MIXTURE, SOURCES, Source, SourceContext, SourceKind, source
+from fedstill.task import Task
+
+__all__ = ["SOURCES", "Source", "SourceContext", "SourceKind", "draw", "fresh_inputs", "source"]
+
+
+def draw(options: Source, task: Task, rng: torch.Generator, generator: nn.Module | None = None) -> Samples:
+    """The round's samples. ``generator`` is the system's own where it has one (DaFKD, FedFTG)."""
+    if options.kind != MIXTURE:
+        return SOURCES.get(options.kind).draw(SourceContext(options, options.size, task, rng, generator))
+    total = sum(options.shares.values())
+    if total <= 0:
+        raise FedstillError("source.shares must have a positive share")
+    parts = [
+        SOURCES.get(kind).draw(SourceContext(options, round(options.size * share / total), task, rng, generator))
+        for kind, share in options.shares.items()
+        if share > 0
+    ]
+    normalise = task.networks.get(task.networks.student).normalise
+    return Samples(torch.cat([normalise(part.x) for part in parts]))
+
+
+def fresh_inputs(
+    options: Source, task: Task, generator: nn.Module | None = None
+) -> Callable[[int, torch.Generator], Tensor] | None:
+    """What makes so many new inputs, where each step of distillation is to have its own; None where the inputs are data."""
+    if options.kind == MIXTURE or not SOURCES.get(options.kind).fresh:
+        return None
+    kind = SOURCES.get(options.kind)
+    return lambda size, rng: kind.draw(SourceContext(options, size, task, rng, generator)).x

@@ -1,0 +1,5 @@
+"""What a client sends besides weights: the contract, and the common set, one report a file."""
+
+from fedstill.local.reports.contract import REPORTS, Report, after_training, make_report, report
+
+__all__ = ["REPORTS", "Report", "after_training", "make_report", "report"]
