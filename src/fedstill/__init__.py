@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fedstill import moved
 from fedstill.core.version import __version__
 
 __all__ = ["Algorithm", "FedstillError", "Message", "__version__", "compare", "fuse", "run"]
@@ -27,6 +28,9 @@ _HOMES = {
     "compare": "fedstill.api",
     "fuse": "fedstill.bundles.fuse",
 }
+
+
+moved.install()
 
 
 def __getattr__(name: str) -> Any:
