@@ -15,7 +15,8 @@ from fedstill.local.update import local_update
 from fedstill.models.statistics import recalibrate
 from fedstill.run.loop import run, sample_clients
 from fedstill.task import Task
-from fedstill.training.fit import Batch, learning_rate
+from fedstill.training.fit import Batch
+from fedstill.training.schedules import learning_rate
 
 
 def reply(value, samples, client="a", prototype="mlp"):

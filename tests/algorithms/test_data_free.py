@@ -17,7 +17,8 @@ from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.run.configuration import parse
 from fedstill.run.loop import run
 from fedstill.task import Task
-from fedstill.training.fit import Batch, optimiser
+from fedstill.training.fit import Batch
+from fedstill.training.optimizers import make_optimizer
 from tests.algorithms.test_dafkd import replies_of
 from tests.conftest import tiny_tree
 
@@ -119,11 +120,11 @@ def test_fedftgs_generator_finds_hard_samples_and_the_student_learns_them(tiny):
             return sum(float(disagreement(student(made), t.load()(made)).mean()) for t in teachers)
 
     before = gap()
-    steps = optimiser(algorithm.options.generator_optimizer, list(generator.parameters()))
+    steps = make_optimizer(algorithm.options.generator_optimizer, list(generator.parameters()))
     for _ in range(5):
         algorithm.harden(generator, steps, student, teachers, shares, noise, labels)
     assert gap() > before
-    learner = optimiser(algorithm.options.student_optimizer, list(student.parameters()))
+    learner = make_optimizer(algorithm.options.student_optimizer, list(student.parameters()))
     losses = algorithm.learn(generator, student, learner, teachers, shares, noise, labels)
     assert losses[-1] < losses[0]
 
@@ -152,7 +153,7 @@ def test_fedftgs_student_learns_the_class_level_ensemble(tiny):
         said = [teacher.load()(made).softmax(1) for teacher in teachers]
         target = shares[0, labels][:, None] * said[0] + shares[1, labels][:, None] * said[1]
         expected = (target * (target.log() - student(made).log_softmax(1))).sum(1).mean()
-    learner = optimiser(algorithm.options.student_optimizer, list(student.parameters()))
+    learner = make_optimizer(algorithm.options.student_optimizer, list(student.parameters()))
     [loss] = algorithm.learn(generator, student, learner, teachers, shares, noise, labels)
     scale = 10 if algorithm.options.reduction == "mean" else 1  # the authors' mean is over the classes as well
     assert float(loss) * scale == pytest.approx(float(expected), rel=1e-4)
@@ -172,7 +173,7 @@ def test_each_term_of_fedftgs_generator_has_its_sign(term, tiny):
             return sum(float(nn.functional.cross_entropy(t.load()(made), labels)) for t in teachers)
 
     before = value()
-    steps = optimiser(algorithm.options.generator_optimizer, list(generator.parameters()))
+    steps = make_optimizer(algorithm.options.generator_optimizer, list(generator.parameters()))
     for _ in range(10):
         algorithm.harden(generator, steps, student, teachers, shares, noise, labels)
     assert value() < before
@@ -200,7 +201,7 @@ def test_fedftgs_student_keeps_its_statistics_where_they_are_frozen(tiny):
     for kind, kept in (("frozen", True), ("train", False)):
         algorithm, _, teachers, student, generator, noise, labels = scene(tiny, "cnn-small", student_norm=kind)
         before = student.body[2].running_mean.clone()
-        learner = optimiser(algorithm.options.student_optimizer, list(student.parameters()))
+        learner = make_optimizer(algorithm.options.student_optimizer, list(student.parameters()))
         algorithm.learn(generator, student, learner, teachers, torch.full((2, 10), 0.5), noise, labels)
         assert torch.equal(before, student.body[2].running_mean) == kept
 

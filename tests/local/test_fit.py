@@ -12,8 +12,11 @@ from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
 from fedstill.local.terms import contrastive_loss, distil_from, proximal
 from fedstill.models import build
-from fedstill.training.fit import Batch, batches, fit, learning_rate, optimiser
+from fedstill.training.batches import batches
+from fedstill.training.fit import Batch, fit
+from fedstill.training.optimizers import make_optimizer
 from fedstill.training.options import Local, Optimizer, Schedule
+from fedstill.training.schedules import learning_rate
 
 
 def samples(n=20):
@@ -86,8 +89,8 @@ def test_cosine_schedule_goes_from_the_base_to_the_final_rate():
 
 def test_optimisers_are_torch_s_own():
     net = network()
-    assert isinstance(optimiser(Optimizer(name="adam"), list(net.parameters())), torch.optim.Adam)
-    assert isinstance(optimiser(Optimizer(name="adamw"), list(net.parameters())), torch.optim.AdamW)
+    assert isinstance(make_optimizer(Optimizer(name="adam"), list(net.parameters())), torch.optim.Adam)
+    assert isinstance(make_optimizer(Optimizer(name="adamw"), list(net.parameters())), torch.optim.AdamW)
 
 
 def test_proximal_term_adds_mu_times_the_distance_to_the_gradient():

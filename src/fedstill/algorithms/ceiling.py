@@ -13,7 +13,8 @@ import torch
 from fedstill.algorithm import Algorithm, Client, Reply, Round, Server, algorithm
 from fedstill.core.message import Message, clone
 from fedstill.data.samples import Samples
-from fedstill.training.fit import fit, learning_rate
+from fedstill.training.fit import fit
+from fedstill.training.schedules import learning_rate
 
 __all__ = ["Ceiling"]
 

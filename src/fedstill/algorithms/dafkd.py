@@ -35,8 +35,10 @@ from fedstill.models.generator import Generator, build_generator
 from fedstill.models.heads import HeadOnly
 from fedstill.models.network import Network
 from fedstill.models.predict import apply
-from fedstill.training.fit import fit, learning_rate, steps_an_epoch
+from fedstill.training.batches import steps_an_epoch
+from fedstill.training.fit import fit
 from fedstill.training.options import Optimizer
+from fedstill.training.schedules import learning_rate
 
 __all__ = ["DaFKD", "DaFKDOptions", "GeneratorPart"]
 

@@ -36,8 +36,10 @@ from fedstill.local.adversarial import generated_statistics
 from fedstill.models.layers import seeded
 from fedstill.models.network import Network
 from fedstill.models.predict import apply
-from fedstill.training.fit import batches, learning_rate, memory_of, optimiser, remind
+from fedstill.training.batches import batches
+from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.options import Optimizer
+from fedstill.training.schedules import learning_rate
 
 __all__ = ["FADA", "Critics", "FADAOptions", "attention", "mutual_information", "within_clusters"]
 
@@ -206,13 +208,13 @@ class FADA(Algorithm):
         if kept.group("critics"):
             critics.load_state_dict(kept.group("critics"))
         rate = learning_rate(local.optimizer.lr, local.schedule, client.round, client.task.config.rounds)
-        model_step = optimiser(local.optimizer, list(network.parameters()), rate)
-        helper_step = optimiser(options.optimizer, critics.helpers())
-        judge_step = optimiser(options.optimizer, critics.judges())
+        model_step = make_optimizer(local.optimizer, list(network.parameters()), rate)
+        helper_step = make_optimizer(options.optimizer, critics.helpers())
+        judge_step = make_optimizer(options.optimizer, critics.judges())
         if phase != "sync-0":  # a synchronisation interrupts a round's training, it does not begin another
-            remind(model_step, network.named_parameters(), kept.group("optimizer"))
-            remind(helper_step, critics.named_parameters(), kept.group("helpers"))
-            remind(judge_step, critics.named_parameters(), kept.group("judges"))
+            restore_optimizer(model_step, network.named_parameters(), kept.group("optimizer"))
+            restore_optimizer(helper_step, critics.named_parameters(), kept.group("helpers"))
+            restore_optimizer(judge_step, critics.named_parameters(), kept.group("judges"))
         rng = client.rng("fit", phase)
         data = client.data.to(device)
         assert data.y is not None, "a source has labels"
@@ -237,9 +239,9 @@ class FADA(Algorithm):
             helper_step.step()
         client.memory = Message.of(
             critics=clone(critics.state_dict()),
-            optimizer=memory_of(model_step, network.named_parameters()),
-            helpers=memory_of(helper_step, critics.named_parameters()),
-            judges=memory_of(judge_step, critics.named_parameters()),
+            optimizer=optimizer_state(model_step, network.named_parameters()),
+            helpers=optimizer_state(helper_step, critics.named_parameters()),
+            judges=optimizer_state(judge_step, critics.named_parameters()),
         )
         identifier = clone(critics.domain.state_dict())
         return Message.of(
@@ -304,8 +306,8 @@ class FADA(Algorithm):
         # the sources' own step: `align` weighs fooling against their cross-entropy, which an optimiser of its own would undo
         # (Adam does not see a factor in front of its loss)
         rate = learning_rate(self.local.optimizer.lr, self.local.schedule, round.number, round.total)
-        step = optimiser(self.local.optimizer, [p for p in network.parameters() if id(p) not in inside], rate)
-        remind(step, network.named_parameters(), memory or {})
+        step = make_optimizer(self.local.optimizer, [p for p in network.parameters() if id(p) not in inside], rate)
+        restore_optimizer(step, network.named_parameters(), memory or {})
         network.train()
         rng = round.rng("align", round.phase)
         for index in batches(len(pool), self.local.batch_size, rng, steps=self.steps(round.phase), least=2):
@@ -314,7 +316,7 @@ class FADA(Algorithm):
             step.zero_grad(set_to_none=True)
             (self.options.align * torch.stack(fooled).sum()).backward()
             step.step()
-        return memory_of(step, network.named_parameters())
+        return optimizer_state(step, network.named_parameters())
 
 
 def critic_loss(

@@ -17,8 +17,8 @@ from fedstill.algorithms.feddf import FedDF, FedDFOptions
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Space
 from fedstill.fusion.merges import MergeName
-from fedstill.training.fit import learning_rate
 from fedstill.training.options import Optimizer, Schedule
+from fedstill.training.schedules import learning_rate
 
 __all__ = ["FedD3A", "FedD3AOptions"]
 

@@ -32,7 +32,7 @@ from fedstill.fusion.weightings.counts import class_weights
 from fedstill.models.generator import Generator, build_generator
 from fedstill.models.network import Network
 from fedstill.models.statistics import freeze_statistics
-from fedstill.training.fit import optimiser
+from fedstill.training.optimizers import make_optimizer
 from fedstill.training.options import Optimizer
 
 __all__ = ["FedFTG", "FedFTGOptions", "disagreement"]
@@ -140,8 +140,8 @@ class FedFTG(Counting):
         chances = counts.sum(0).double() if options.label_sampling == "counts" else torch.ones(counts.shape[1]).double()
         teachers = teachers_of(self.task, replies)
         rng = round.rng("generator")
-        game = optimiser(options.generator_optimizer, list(generator.parameters()), options.generator_optimizer.lr * fade)
-        learner = optimiser(options.student_optimizer, list(student.parameters()), options.student_optimizer.lr * fade)
+        game = make_optimizer(options.generator_optimizer, list(generator.parameters()), options.generator_optimizer.lr * fade)
+        learner = make_optimizer(options.student_optimizer, list(student.parameters()), options.student_optimizer.lr * fade)
         losses: list[Tensor] = []
         for iteration in range(options.iterations):
             labels = torch.multinomial(chances, options.batch_size, replacement=True, generator=rng).to(device)

@@ -26,7 +26,8 @@ from fedstill.fusion.distillation.diversity import diversity_loss
 from fedstill.fusion.teacher import teachers_of
 from fedstill.fusion.weightings.counts import class_weights
 from fedstill.models.generator import Generator, build_generator
-from fedstill.training.fit import Batch, Term, memory_of, optimiser, remind
+from fedstill.training.fit import Batch, Term
+from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.options import Optimizer
 
 __all__ = ["FedGen", "FedGenOptions", "fedgen_loss"]
@@ -167,8 +168,8 @@ class FedGen(Counting):
         known = torch.nonzero(counts.sum(0) > 0).flatten()  # labels that someone in this round has
         generator = self.generator(server.parts["generator"]).train()
         parameters = list(generator.parameters())
-        optimizer = optimiser(options.optimizer, parameters, options.optimizer.lr * options.decay ** (round.number - 1))
-        remind(optimizer, generator.named_parameters(), server.parts.get("generator-optimizer", {}))
+        optimizer = make_optimizer(options.optimizer, parameters, options.optimizer.lr * options.decay ** (round.number - 1))
+        restore_optimizer(optimizer, generator.named_parameters(), server.parts.get("generator-optimizer", {}))
         rng = round.rng("generator")
         losses: list[Tensor] = []
         for step in range(options.steps):
@@ -192,4 +193,4 @@ class FedGen(Counting):
         if last != last:
             raise FedstillError(f"round {round.number}: the generator's loss is not a number; lower algorithm.optimizer.lr")
         round.note(generator_loss=last)
-        return generator, memory_of(optimizer, generator.named_parameters())
+        return generator, optimizer_state(optimizer, generator.named_parameters())

@@ -38,7 +38,8 @@ from fedstill.fusion.merges.matching import (
 from fedstill.local.reports import make_report
 from fedstill.models.network import Network
 from fedstill.task import Task
-from fedstill.training.fit import fit, learning_rate
+from fedstill.training.fit import fit
+from fedstill.training.schedules import learning_rate
 
 __all__ = ["FedMA", "FedMAOptions"]
 

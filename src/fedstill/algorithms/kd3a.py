@@ -30,7 +30,10 @@ from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.vote import Gate, knowledge_vote
 from fedstill.models.network import Network
 from fedstill.models.statistics import BatchNorm, buffer_names
-from fedstill.training.fit import batches, fit, learning_rate, memory_of, optimiser, remind
+from fedstill.training.batches import batches
+from fedstill.training.fit import fit
+from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
+from fedstill.training.schedules import learning_rate
 
 __all__ = ["KD3A", "KD3AOptions", "domain_weights"]
 
@@ -210,12 +213,12 @@ class KD3A(Algorithm):
             mixup=options.mixup,
         )
         student = self.task.networks.load(self.prototype, server.models[self.prototype], role="student")
-        optimizer = optimiser(wanted.optimizer, list(student.parameters()))
+        optimizer = make_optimizer(wanted.optimizer, list(student.parameters()))
         if options.keep_momentum:
-            remind(optimizer, student.named_parameters(), server.parts.get("optimizer", {}))
+            restore_optimizer(optimizer, student.named_parameters(), server.parts.get("optimizer", {}))
         done = distil(student, samples, table, wanted, rng=round.rng("distil"), optimizer=optimizer)
         round.note(distillation={self.prototype: {"steps": done.steps, "first": done.first_loss, "last": done.last_loss}})
-        memory = memory_of(optimizer, student.named_parameters()) if options.keep_momentum else {}
+        memory = optimizer_state(optimizer, student.named_parameters()) if options.keep_momentum else {}
         return clone(student.state_dict()), memory
 
 

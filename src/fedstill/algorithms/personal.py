@@ -14,7 +14,8 @@ from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Scores,
 from fedstill.core.message import Message, clone
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy
-from fedstill.training.fit import Fit, Term, fit, learning_rate
+from fedstill.training.fit import Fit, Term, fit
+from fedstill.training.schedules import learning_rate
 
 __all__ = ["Personal", "PersonalOptions"]
 

@@ -33,7 +33,8 @@ from fedstill.fusion.merges import by_examples, merge_models, weighted_sum
 from fedstill.local.update import local_update
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy, apply, predict_logits
-from fedstill.training.fit import batches, optimiser
+from fedstill.training.batches import batches
+from fedstill.training.optimizers import make_optimizer
 from fedstill.training.options import Optimizer
 
 __all__ = ["SHOT", "SHOTOptions", "information_loss", "pseudo_labels"]
@@ -236,7 +237,7 @@ def adapt(
     frozen = {id(p) for p in network.head.parameters()}
     above = {id(p) for p in network.neck.parameters()}
     deep = [p for p in network.parameters() if id(p) not in frozen | above]
-    optimizer = optimiser(options.optimizer, deep)
+    optimizer = make_optimizer(options.optimizer, deep)
     factors = [options.backbone_rate]
     if above:
         optimizer.add_param_group({"params": [p for p in network.parameters() if id(p) in above]})

@@ -21,7 +21,8 @@ from fedstill.core.options import Part, Positive
 from fedstill.models.generator import Generator
 from fedstill.models.network import Network
 from fedstill.models.statistics import BatchNorm, freeze_statistics
-from fedstill.training.fit import Batch, optimiser
+from fedstill.training.fit import Batch
+from fedstill.training.optimizers import make_optimizer
 from fedstill.training.options import Optimizer
 
 __all__ = [
@@ -155,7 +156,7 @@ class Game:
         features: bool = False,
     ):
         self.discriminator, self.generator, self.options, self.features = discriminator, generator, options, features
-        self.optimizer = optimiser(options.generator_optimizer, list(generator.parameters()))
+        self.optimizer = make_optimizer(options.generator_optimizer, list(generator.parameters()))
         last = options.epochs * steps_per_epoch if options.epochs else None
         self.discriminator_learns = lambda step: round <= (options.rounds or round) and (last is None or step < last)
         self.generator_learns = lambda step: round <= (options.generator_rounds or round) and (last is None or step < last)

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from fedstill.algorithm import Client
 from fedstill.core.message import Message, State
-from fedstill.training.fit import Term, fit, learning_rate
+from fedstill.training.fit import Term, fit
+from fedstill.training.schedules import learning_rate
 
 __all__ = ["local_update"]
 

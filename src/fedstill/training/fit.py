@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,21 +13,11 @@ from fedstill.core.errors import FedstillError
 from fedstill.data.augment import augment
 from fedstill.data.samples import Samples
 from fedstill.models.network import Network
-from fedstill.training.options import Local, Optimizer, Schedule
+from fedstill.training.batches import batches, smallest_batch, steps_an_epoch
+from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
+from fedstill.training.options import Local
 
-__all__ = [
-    "Batch",
-    "Fit",
-    "Term",
-    "batches",
-    "fit",
-    "learning_rate",
-    "memory_of",
-    "optimiser",
-    "remind",
-    "smallest_batch",
-    "steps_an_epoch",
-]
+__all__ = ["Batch", "Fit", "Term", "fit"]
 
 
 @dataclass
@@ -56,114 +45,6 @@ class Fit:
     memory: dict[str, Tensor] = field(default_factory=dict, repr=False)  # the optimiser's, where it is kept
 
 
-def memory_of(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
-    """All that an optimiser remembers of these parameters (velocities, moments, step counts), as ``"what name"``."""
-    return {
-        f"{what} {name}": value.detach().clone()
-        for name, parameter in named
-        for what, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
-    }
-
-
-def remind(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]], memory: Mapping[str, Tensor]) -> None:
-    """Let an optimiser go on from what :func:`memory_of` found.
-
-    >>> weight = nn.Parameter(torch.ones(1))
-    >>> def step(memory):
-    ...     adam = torch.optim.Adam([weight], lr=0.1)
-    ...     remind(adam, [("w", weight)], memory)
-    ...     weight.grad = torch.ones(1)
-    ...     adam.step()
-    ...     return memory_of(adam, [("w", weight)])
-    >>> sorted(step(step({})))
-    ['exp_avg w', 'exp_avg_sq w', 'step w']
-    >>> step(step({}))["step w"].item()
-    2.0
-    """
-    parameters = dict(named)
-    for key, value in memory.items():
-        what, name = key.split(" ", 1)
-        optimizer.state[parameters[name]][what] = value.clone() if what == "step" else value.to(parameters[name].device).clone()
-
-
-def optimiser(options: Optimizer, parameters: Sequence[nn.Parameter], lr: float | None = None) -> torch.optim.Optimizer:
-    """The torch optimiser that the options name."""
-    rate = options.lr if lr is None else lr
-    if options.name == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=rate,
-            momentum=options.momentum,
-            nesterov=options.nesterov and options.momentum > 0,
-            weight_decay=options.weight_decay,
-            foreach=True,
-        )
-    kind = torch.optim.Adam if options.name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=rate, betas=options.betas, weight_decay=options.weight_decay, foreach=True)
-
-
-def learning_rate(base: float, schedule: Schedule, round: int, rounds: int) -> float:
-    """The rate in ``round`` (from 1) of ``rounds``.
-
-    >>> learning_rate(0.01, Schedule(kind="cosine", final=0.0001), 1, 30)
-    0.01
-    >>> round(learning_rate(0.01, Schedule(kind="cosine", final=0.0001), 30, 30), 6)
-    0.0001
-    """
-    done = (round - 1) / max(1, rounds - 1)
-    if schedule.kind == "cosine":
-        return schedule.final + (base - schedule.final) * (1 + math.cos(math.pi * min(1.0, done))) / 2
-    if schedule.kind == "exponential":
-        return base * schedule.factor ** (round - 1)
-    return base
-
-
-def batches(
-    n: int, size: int, rng: torch.Generator, *, epochs: int = 1, steps: int | None = None, drop_last: bool = False, least: int = 1
-) -> Iterator[Tensor]:
-    """Shuffled index batches: whole epochs, or exactly ``steps`` batches over as many epochs as that takes.
-
-    A last batch of fewer than ``least`` samples is left out, and is no step.
-
-    >>> [len(b) for b in batches(5, 2, torch.Generator().manual_seed(0))]
-    [2, 2, 1]
-    >>> len(list(batches(5, 2, torch.Generator().manual_seed(0), steps=7)))
-    7
-    >>> [len(b) for b in batches(5, 2, torch.Generator().manual_seed(0), steps=5, least=2)]
-    [2, 2, 2, 2, 2]
-    """
-    if min(n, size) < least:
-        return
-    done = 0
-    epoch = 0
-    while steps is not None or epoch < epochs:
-        order = torch.randperm(n, generator=rng)
-        for index in order.split(size):
-            if len(index) < (min(size, n) if drop_last else least):
-                break
-            yield index
-            done += 1
-            if steps is not None and done == steps:
-                return
-        epoch += 1
-
-
-def smallest_batch(network: nn.Module) -> int:
-    """How many samples a batch must have: two where batch statistics are needed, which one sample cannot give."""
-    return 2 if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules()) else 1
-
-
-def steps_an_epoch(samples: int, local: Local, network: nn.Module) -> int:
-    """The batches of one pass; what is too small, or to be dropped, is none.
-
-    >>> [steps_an_epoch(33, Local(batch_size=32), network) for network in (nn.Linear(1, 1), nn.BatchNorm1d(1))]
-    [2, 1]
-    """
-    full, rest = divmod(samples, local.batch_size)
-    return max(1, full + (rest >= smallest_batch(network) and not local.drop_last))
-
-
 def fit(
     network: Network,
     data: Samples,
@@ -182,13 +63,13 @@ def fit(
     ``parameters`` says what is trained (all of the network by default); ``after`` is called when a step has been taken, for
     an opponent's turn. A last batch of one sample is skipped where the network has
     batch statistics, which one sample cannot give. Where a ``memory`` is given, be it empty, the optimiser goes on from it, and
-    what it remembers in the end (:func:`memory_of`) is in the result.
+    what it remembers in the end (:func:`optimizer_state`) is in the result.
     """
     network.train()
     chosen = list(parameters) if parameters is not None else [p for p in network.parameters() if p.requires_grad]
-    optimizer = optimiser(local.optimizer, chosen, lr)
+    optimizer = make_optimizer(local.optimizer, chosen, lr)
     if memory:
-        remind(optimizer, network.named_parameters(), memory)
+        restore_optimizer(optimizer, network.named_parameters(), memory)
     least = smallest_batch(network)
     flip, crop = local.augment.flip, local.augment.crop
     device = next(network.parameters()).device
@@ -231,5 +112,5 @@ def fit(
             f"BatchNorm learns nothing from single samples: {len(data)} in batches of {local.batch_size} leave no batch of two"
         )
     last = losses[-per_epoch:]
-    remembered = memory_of(optimizer, network.named_parameters()) if memory is not None else {}
+    remembered = optimizer_state(optimizer, network.named_parameters()) if memory is not None else {}
     return Fit(step, float(torch.stack(last).mean()), remembered)

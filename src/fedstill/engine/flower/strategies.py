@@ -39,7 +39,7 @@ from fedstill.local.reports.projection import fault as projection_fault
 from fedstill.models.network import Network
 from fedstill.models.predict import apply
 from fedstill.models.wrapped import last_linear
-from fedstill.training.fit import learning_rate
+from fedstill.training.schedules import learning_rate
 
 # after fedstill.engine.flower.records, which turns Flower's telemetry off
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict  # isort: skip

@@ -24,7 +24,8 @@ from fedstill.fusion.merges import weighted_sum
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy
 from fedstill.models.statistics import freeze_statistics, recalibrate
-from fedstill.training.fit import batches, optimiser, smallest_batch
+from fedstill.training.batches import batches, smallest_batch
+from fedstill.training.optimizers import make_optimizer
 
 __all__ = ["Distilled", "distil", "mixed"]
 
@@ -68,7 +69,7 @@ def distil(
     device = next(student.parameters()).device
     parameters = [p for p in student.parameters() if p.requires_grad]
     if optimizer is None:
-        optimizer = optimiser(options.optimizer, parameters)
+        optimizer = make_optimizer(options.optimizer, parameters)
     size = min(options.batch_size, len(samples))
     if len(samples) == 1 and options.student_norm != "frozen" and smallest_batch(student) > 1:
         raise FedstillError(

@@ -1,0 +1,61 @@
+"""Optimisers by their options, and what they remember from one round to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedstill.training.options import Optimizer
+
+__all__ = ["make_optimizer", "optimizer_state", "restore_optimizer"]
+
+
+def make_optimizer(options: Optimizer, parameters: Sequence[nn.Parameter], lr: float | None = None) -> torch.optim.Optimizer:
+    """The torch optimiser that the options name."""
+    rate = options.lr if lr is None else lr
+    if options.name == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=rate,
+            momentum=options.momentum,
+            nesterov=options.nesterov and options.momentum > 0,
+            weight_decay=options.weight_decay,
+            foreach=True,
+        )
+    kind = torch.optim.Adam if options.name == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=rate, betas=options.betas, weight_decay=options.weight_decay, foreach=True)
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
+    """All that an optimiser remembers of these parameters (velocities, moments, step counts), as ``"what name"``."""
+    return {
+        f"{what} {name}": value.detach().clone()
+        for name, parameter in named
+        for what, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]], memory: Mapping[str, Tensor]
+) -> None:
+    """Let an optimiser go on from what :func:`optimizer_state` found.
+
+    >>> weight = nn.Parameter(torch.ones(1))
+    >>> def step(memory):
+    ...     adam = torch.optim.Adam([weight], lr=0.1)
+    ...     restore_optimizer(adam, [("w", weight)], memory)
+    ...     weight.grad = torch.ones(1)
+    ...     adam.step()
+    ...     return optimizer_state(adam, [("w", weight)])
+    >>> sorted(step(step({})))
+    ['exp_avg w', 'exp_avg_sq w', 'step w']
+    >>> step(step({}))["step w"].item()
+    2.0
+    """
+    parameters = dict(named)
+    for key, value in memory.items():
+        what, name = key.split(" ", 1)
+        optimizer.state[parameters[name]][what] = value.clone() if what == "step" else value.to(parameters[name].device).clone()
