@@ -18,10 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
@@ -32,12 +33,17 @@ from fedstill.data.samples import Samples
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy
 from fedstill.task import Task
+from fedstill.training.options import Local
 
-__all__ = ["ALGORITHMS", "Algorithm", "Client", "Options", "Reply", "Round", "Scores", "Server", "algorithm"]
+__all__ = ["ALGORITHMS", "Algorithm", "Client", "Options", "OptionsT", "Reply", "Round", "Scores", "Server", "algorithm"]
 
 
 class Options(Part):
     """An algorithm's options: the keys of ``[algorithm]`` besides ``name``. Unknown keys are refused."""
+
+
+# Options are only read, so an algorithm with options of a kind is one with options of every kind above it.
+OptionsT = TypeVar("OptionsT", bound=Options, covariant=True, default=Options)
 
 
 @dataclass
@@ -170,8 +176,16 @@ class Round:
         self.notes.update(fields)
 
 
-class Algorithm:
+class Algorithm(Generic[OptionsT]):
     """The four functions. Subclasses say what is their own and leave the rest.
+
+    A system with options of its own names their class twice, for type checkers and for the program:
+
+    >>> class MyOptions(Options):
+    ...     strength: float = 1.0
+    >>> class Mine(Algorithm[MyOptions]):
+    ...     name = "mine"
+    ...     Options = MyOptions
 
     ``requires`` names the tensor groups a reply must have; ``model`` is checked against the architecture's own names, shapes
     and dtypes before ``fuse`` sees it.
@@ -185,11 +199,11 @@ class Algorithm:
     needs: ClassVar[Sequence[str]] = ()  # "pool", "target": what the task must have
     everyone: ClassVar[bool] = False  # every client takes part in every round
     public_structure: ClassVar[bool] = False  # whether the server may have one of its own, model.student
-    Options: ClassVar[type[Options]] = Options
+    Options: type[OptionsT] = Options  # type: ignore[assignment]  # the default of OptionsT
 
-    def __init__(self, task: Task, options: Part | None = None):
+    def __init__(self, task: Task, options: OptionsT | None = None):
         self.task = task
-        self.options: Any = options if options is not None else self.Options()
+        self.options: OptionsT = options if options is not None else self.Options()
         if task.config.model.student is not None and not self.public_structure:
             raise FedstillError(f"the server of {self.name} has the clients' own structures: it takes no model.student")
 
@@ -248,7 +262,7 @@ class Algorithm:
         return self.task.networks.load(prototype, state, role="student")
 
     @cached_property
-    def local(self) -> Any:
+    def local(self) -> Local:
         """The local training options in force."""
         return self.task.config.local
 

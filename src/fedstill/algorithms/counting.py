@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedstill.algorithm import Client, Server
-from fedstill.algorithms.fedavg import FedAvg
+from fedstill.algorithms.fedavg import FedAvg, FedAvgT
 from fedstill.core.message import Message
 from fedstill.fusion.weightings.counts import fault as counts_fault
 from fedstill.local.reports import make_report
@@ -11,7 +11,7 @@ from fedstill.local.reports import make_report
 __all__ = ["Counting"]
 
 
-class Counting(FedAvg):
+class Counting(FedAvg[FedAvgT]):
     """FedAvg whose replies have label counts (which reveal each client's label histogram)."""
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:

@@ -16,13 +16,14 @@ from pydantic import Field
 from torch import Tensor
 
 from fedstill.algorithm import Client, Reply, Round, Server, algorithm
-from fedstill.algorithms.fedmd import FedMD, PublicOptions
+from fedstill.algorithms.fedmd import PublicConsensus, PublicOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State
-from fedstill.core.options import Part, validated
+from fedstill.core.options import validated
 from fedstill.data.samples import Samples
 from fedstill.fusion.weightings import Voting, WeightingContext, make_weighting, options_kind
 from fedstill.models.network import Network
+from fedstill.task import Task
 from fedstill.training.fit import Batch, Fit, Term
 
 __all__ = ["Cronus", "CronusOptions", "soft_labels"]
@@ -49,7 +50,7 @@ def soft_labels(public: Samples, targets: Tensor, weight: float, size: int) -> T
 
 
 @algorithm
-class Cronus(FedMD):
+class Cronus(PublicConsensus[CronusOptions]):
     """Robust soft labels on public data."""
 
     name = "cronus"
@@ -62,7 +63,7 @@ class Cronus(FedMD):
     }
     Options = CronusOptions
 
-    def __init__(self, task: Any, options: Part | None = None):
+    def __init__(self, task: Task, options: CronusOptions | None = None):
         super().__init__(task, options)
         kind = options_kind(self.options.weighting)
         if kind is not None:
@@ -71,9 +72,9 @@ class Cronus(FedMD):
     def learn(self, network: Network, client: Client, public: Samples, consensus: State) -> Fit:
         """Private data and public soft labels together."""
         size = self.task.config.local.batch_size
-        return self.study(network, client, "fit", [soft_labels(public, consensus["labels"], self.options.weight, size)])
+        return self.train_privately(network, client, "fit", [soft_labels(public, consensus["labels"], self.options.weight, size)])
 
-    def agree(self, server: Server, replies: Sequence[Reply], round: Round) -> State:
+    def consensus(self, server: Server, replies: Sequence[Reply], round: Round) -> State:
         """The robust mean of soft labels. Logits travel and the server takes their softmax, so that whatever a party sends is
         a soft label."""
         context = WeightingContext(

@@ -35,6 +35,7 @@ from fedstill.models.generator import Generator, build_generator
 from fedstill.models.heads import HeadOnly
 from fedstill.models.network import Network
 from fedstill.models.predict import apply
+from fedstill.task import Task
 from fedstill.training.batches import steps_an_epoch
 from fedstill.training.fit import fit
 from fedstill.training.options import Optimizer
@@ -121,7 +122,7 @@ class DaFKDOptions(FedDFOptions):
 
 
 @algorithm
-class DaFKD(FedDF):
+class DaFKD(FedDF[DaFKDOptions]):
     """Algorithm 1, in its order."""
 
     name = "dafkd"
@@ -137,7 +138,7 @@ class DaFKD(FedDF):
     }
     Options = DaFKDOptions
 
-    def __init__(self, task: Any, options: Part | None = None):
+    def __init__(self, task: Task, options: DaFKDOptions | None = None):
         super().__init__(task, options)
         chosen = self.options
         self.shared = chosen.discriminator == "shared"
@@ -161,7 +162,7 @@ class DaFKD(FedDF):
         if chosen.secure:
             self.check_secure(task)
 
-    def check_secure(self, task: Any) -> None:
+    def check_secure(self, task: Task) -> None:
         """What cannot be had where the server sees nobody's model or discriminator."""
         chosen = self.options
         if chosen.weighting != "discriminator" or chosen.source.kind != "generator" or chosen.drop_worst or chosen.contrastive:

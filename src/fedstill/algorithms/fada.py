@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -36,6 +36,7 @@ from fedstill.local.adversarial import generated_statistics
 from fedstill.models.layers import seeded
 from fedstill.models.network import Network
 from fedstill.models.predict import apply
+from fedstill.task import Task
 from fedstill.training.batches import batches
 from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.options import Optimizer
@@ -129,7 +130,7 @@ def attention(before: float, after: Sequence[float]) -> Tensor:
 
 
 @algorithm
-class FADA(Algorithm):
+class FADA(Algorithm[FADAOptions]):
     """Adversarial alignment, disentanglement, dynamic attention."""
 
     name = "fada"
@@ -143,9 +144,9 @@ class FADA(Algorithm):
     }
     requires = ("model", "domain")
     needs = ("target",)
-    Options: ClassVar[type[Options]] = FADAOptions
+    Options = FADAOptions
 
-    def __init__(self, task: Any, options: Any = None):
+    def __init__(self, task: Task, options: FADAOptions | None = None):
         super().__init__(task, options)
         if len(task.networks.prototypes) > 1:
             raise FedstillError("fada averages the models of all sources: model.clients must name one architecture")

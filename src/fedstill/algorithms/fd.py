@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedstill.algorithm import Client, Reply, Round, Server, algorithm
-from fedstill.algorithms.personal import Personal, PersonalOptions
+from fedstill.algorithms.personal import PersonalModels, PersonalOptions
 from fedstill.core.message import Message, State
 from fedstill.training.fit import Batch, Term
 
@@ -75,7 +75,7 @@ def label_means(classes: int, space: str, gamma: float, told: State) -> tuple[Te
 
 
 @algorithm
-class FD(Personal):
+class FD(PersonalModels[FDOptions]):
     """Federated distillation by label, leave-one-out as published and averaged over the holders of a label."""
 
     name = "fd"
@@ -96,10 +96,10 @@ class FD(Personal):
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
         """Local training with the term; the outputs of the round, averaged by label."""
-        network = self.awake(client)
+        network = self.own_network(client)
         options, classes = self.options, len(self.task.classes)
         term, sums, counts = label_means(classes, options.space, options.gamma, message.group("told"))
-        done = self.study(network, client, "fit", [term])
+        done = self.train_privately(network, client, "fit", [term])
         said = {"means": sums / counts.clamp(min=1)[:, None], "held": counts > 0}
         return self.answer(network, client, done).with_parts(predictions=said)
 

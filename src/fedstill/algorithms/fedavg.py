@@ -6,17 +6,18 @@ McMahan et al., Communication-Efficient Learning of Deep Networks from Decentral
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from typing_extensions import TypeVar
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
 from fedstill.core.message import Message
-from fedstill.core.options import Part
 from fedstill.fusion.merges import MergeName, make_merge
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
 from fedstill.local.update import local_update
+from fedstill.task import Task
 from fedstill.training.fit import Term
 
-__all__ = ["FedAvg", "FedAvgOptions"]
+__all__ = ["FedAvg", "FedAvgOptions", "FedAvgT"]
 
 
 class FedAvgOptions(Options):
@@ -27,17 +28,20 @@ class FedAvgOptions(Options):
     drop_worst: DropWorst | None = None
 
 
+FedAvgT = TypeVar("FedAvgT", bound=FedAvgOptions, covariant=True, default=FedAvgOptions)
+
+
 @algorithm
-class FedAvg(Algorithm):
+class FedAvg(Algorithm[FedAvgT]):
     """``w <- sum_k n_k/n w_k`` over the round's clients."""
 
     name = "fedavg"
     title = "FedAvg"
     paper = "McMahan et al., AISTATS 2017"
     parts = {"merge": "average by examples"}
-    Options = FedAvgOptions
+    Options: type[FedAvgT] = FedAvgOptions  # type: ignore[assignment]  # the default of FedAvgT
 
-    def __init__(self, task: Any, options: Part | None = None):
+    def __init__(self, task: Task, options: FedAvgT | None = None):
         super().__init__(task, options)
         check_worst(task, self.options.drop_worst)
 

@@ -48,7 +48,7 @@ def momentum_step(before: State, average: State, velocity: State, beta: float, f
 
 
 @algorithm
-class FedAvgM(FedAvg):
+class FedAvgM(FedAvg[FedAvgMOptions]):
     """FedAvg with server momentum."""
 
     name = "fedavgm"

@@ -81,7 +81,7 @@ SWAG: Mapping[str, Any] = {
 
 
 @algorithm
-class FedBE(FedDF):
+class FedBE(FedDF[FedBEOptions]):
     """FedDF with sampled teachers, sharpened targets and an averaged student."""
 
     name = "fedbe"

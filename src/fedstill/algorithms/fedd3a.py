@@ -41,7 +41,7 @@ class FedD3AOptions(FedDFOptions):
 
 
 @algorithm
-class FedD3A(FedDF):
+class FedD3A(FedDF[FedD3AOptions]):
     """FedDF with teachers weighted by domain, a sample at a time."""
 
     name = "fedd3a"

@@ -8,10 +8,12 @@ models. Every part is an option here, so this file is also the frame of the othe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field, model_validator
 from torch import nn
+from typing_extensions import TypeVar
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
 from fedstill.algorithms.moon import contrastive_terms
@@ -32,9 +34,10 @@ from fedstill.local.reports import after_training, make_report
 from fedstill.local.terms import distil_from, proximal
 from fedstill.local.update import local_update
 from fedstill.models.network import Network
+from fedstill.task import Task
 from fedstill.training.fit import Term
 
-__all__ = ["FedDF", "FedDFOptions"]
+__all__ = ["FedDF", "FedDFOptions", "FedDFT"]
 
 
 class Contrastive(Part):
@@ -75,6 +78,8 @@ class FedDFOptions(Options):
         return self
 
 
+FedDFT = TypeVar("FedDFT", bound=FedDFOptions, covariant=True, default=FedDFOptions)
+
 # What the authors' code does where it differs from the paper (docs/feddf.md)
 AUTHORS_CODE: Mapping[str, Any] = {
     "merge": "uniform",
@@ -94,7 +99,7 @@ class FedDFPreset(FedDFOptions):
 
 
 @algorithm
-class FedDF(Algorithm):
+class FedDF(Algorithm[FedDFT]):
     """Average, then distil the ensemble into the average."""
 
     name = "feddf"
@@ -107,9 +112,9 @@ class FedDF(Algorithm):
         "distillation": "mean of logits, KL(teachers || student), Adam with cosine",
     }
     public_structure = True
-    Options: ClassVar[type[FedDFOptions]] = FedDFPreset
+    Options: type[FedDFT] = FedDFPreset  # type: ignore[assignment]  # a subclass names its own
 
-    def __init__(self, task: Any, options: Part | None = None):
+    def __init__(self, task: Task, options: FedDFT | None = None):
         super().__init__(task, options)
         check_worst(task, self.options.drop_worst)
         self.report = report_of(self.options.weighting)
@@ -130,7 +135,7 @@ class FedDF(Algorithm):
                 "every client its own: use 'average' or 'recalibrate'"
             )
 
-    def needs_pool(self, task: Any) -> bool:
+    def needs_pool(self, task: Task) -> bool:
         """Whether unlabelled data is wanted and the task has none."""
         data = task.config.data
         shares = self.options.source.shares if self.options.source.kind == "mixture" else {"data": 1.0}
@@ -285,6 +290,6 @@ class FedDF(Algorithm):
             return {name: self.task.networks.initial(name) for name in merged}
         return merged
 
-    def source_rng(self, round: Round) -> Any:
+    def source_rng(self, round: Round) -> torch.Generator:
         """The stream that generated samples and noise come from; without ``redraw`` the same every round."""
         return round.rng("source") if self.options.source.redraw else Round(0, round.total, round.seed).rng("source")

@@ -8,7 +8,7 @@ the clients can still tell the class of; the student learns the clients' word on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -21,7 +21,7 @@ from fedstill.algorithms.dafkd import GeneratorPart, class_grid
 from fedstill.algorithms.fedavg import FedAvgOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State, clone
-from fedstill.core.options import Part, Positive
+from fedstill.core.options import Positive
 from fedstill.core.streams import subseed
 from fedstill.fusion.distillation.divergence import divergence
 from fedstill.fusion.distillation.diversity import diversity_loss
@@ -32,6 +32,7 @@ from fedstill.fusion.weightings.counts import class_weights
 from fedstill.models.generator import Generator, build_generator
 from fedstill.models.network import Network
 from fedstill.models.statistics import freeze_statistics
+from fedstill.task import Task
 from fedstill.training.optimizers import make_optimizer
 from fedstill.training.options import Optimizer
 
@@ -72,7 +73,7 @@ def disagreement(student: Tensor, teacher: Tensor, gap: str = "kl") -> Tensor:
 
 
 @algorithm
-class FedFTG(Counting):
+class FedFTG(Counting[FedFTGOptions]):
     """FedAvg, fine-tuned on the server without data."""
 
     name = "fedftg"
@@ -89,7 +90,7 @@ class FedFTG(Counting):
     needs = ("generator",)
     Options = FedFTGOptions
 
-    def __init__(self, task: Any, options: Part | None = None):
+    def __init__(self, task: Task, options: FedFTGOptions | None = None):
         super().__init__(task, options)
         if len(task.networks.prototypes) > 1:
             raise FedstillError("fedftg fine-tunes one model: give every client the same architecture")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -20,12 +20,13 @@ from fedstill.algorithms.counting import Counting
 from fedstill.algorithms.fedavg import FedAvgOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State, clone
-from fedstill.core.options import Part, Positive
+from fedstill.core.options import Positive
 from fedstill.core.streams import subseed
 from fedstill.fusion.distillation.diversity import diversity_loss
 from fedstill.fusion.teacher import teachers_of
 from fedstill.fusion.weightings.counts import class_weights
 from fedstill.models.generator import Generator, build_generator
+from fedstill.task import Task
 from fedstill.training.fit import Batch, Term
 from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.options import Optimizer
@@ -67,7 +68,7 @@ def fedgen_loss(heads: Sequence[nn.Module], shares: Tensor, made: Tensor, labels
 
 
 @algorithm
-class FedGen(Counting):
+class FedGen(Counting[FedGenOptions]):
     """FedAvg with a generator of features that the clients' heads teach and that teaches the clients."""
 
     name = "fedgen"
@@ -83,7 +84,7 @@ class FedGen(Counting):
     requires = ("model", "counts")
     Options = FedGenOptions
 
-    def __init__(self, task: Any, options: Part | None = None):
+    def __init__(self, task: Task, options: FedGenOptions | None = None):
         super().__init__(task, options)
         widths = {task.networks.get(name).feature_dim for name in task.networks.prototypes}
         if len(widths) > 1:

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State, clone
-from fedstill.core.options import Part, Positive
+from fedstill.core.options import Positive
 from fedstill.fusion.merges.matching import (
     Matching,
     layers_of,
@@ -54,7 +54,7 @@ class FedMAOptions(Options):
 
 
 @algorithm
-class FedMA(Algorithm):
+class FedMA(Algorithm[FedMAOptions]):
     """Matched averaging, with or without further communication."""
 
     name = "fedma"
@@ -63,7 +63,7 @@ class FedMA(Algorithm):
     parts = {"report": "label counts", "merge": "matched, a layer a round"}
     Options = FedMAOptions
 
-    def __init__(self, task: Task, options: Part | None = None):
+    def __init__(self, task: Task, options: FedMAOptions | None = None):
         super().__init__(task, options)
         if len(task.networks.prototypes) > 1:
             raise FedstillError(f"fedma matches clients of one architecture; these have {', '.join(task.networks.prototypes)}")

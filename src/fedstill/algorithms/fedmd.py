@@ -11,13 +11,13 @@ with their private data alone, and outputs are the private classes only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch.nn import functional as F
+from typing_extensions import TypeVar
 
 from fedstill.algorithm import Client, Reply, Round, Server, algorithm
-from fedstill.algorithms.personal import Personal, PersonalOptions
+from fedstill.algorithms.personal import PersonalModels, PersonalOptions
 from fedstill.core.message import Message, State
 from fedstill.core.options import Positive
 from fedstill.core.streams import stream
@@ -27,7 +27,7 @@ from fedstill.models.predict import predict_logits
 from fedstill.training.fit import Fit, fit
 from fedstill.training.options import Local, Optimizer
 
-__all__ = ["FedMD", "FedMDOptions", "PublicOptions"]
+__all__ = ["FedMD", "FedMDOptions", "PublicConsensus", "PublicOptions", "PublicT"]
 
 
 class PublicOptions(PersonalOptions):
@@ -45,16 +45,14 @@ class FedMDOptions(PublicOptions):
     digest_optimizer: Optimizer = Optimizer(name="adam", lr=1e-3)
 
 
-@algorithm
-class FedMD(Personal):
-    """Consensus on public logits, digest, revisit."""
+PublicT = TypeVar("PublicT", bound=PublicOptions, covariant=True, default=PublicOptions)
 
-    name = "fedmd"
-    title = "FedMD"
-    paper = "Li and Wang, 2019"
-    parts = {"local term": "digest the consensus, revisit private data", "report": "logits of public data"}
+
+class PublicConsensus(PersonalModels[PublicT]):
+    """The frame of systems whose clients agree on predictions of public data: FedMD, Cronus."""
+
     needs = ("pool",)
-    Options: ClassVar[type[PublicOptions]] = FedMDOptions
+    Options: type[PublicT] = PublicOptions  # type: ignore[assignment]  # the default of PublicT
 
     def public(self, number: int) -> Samples:
         """The public subset of round ``number``, the same for every party."""
@@ -71,24 +69,20 @@ class FedMD(Personal):
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
         """Digest and revisit, then say what the own model thinks of this round's subset."""
-        network = self.awake(client)
+        network = self.own_network(client)
         if not client.memory.group("own"):
-            done = self.study(network, client, "start", epochs=self.options.start_epochs)
+            done = self.train_privately(network, client, "start", epochs=self.options.start_epochs)
         consensus = message.group("consensus")
         if consensus:
             done = self.learn(network, client, self.public(int(message.values["subset"])), consensus)
         elif client.memory.group("own"):  # it was heard alone, and nothing came of it
-            done = self.study(network, client, "revisit")
+            done = self.train_privately(network, client, "revisit")
         said = {"logits": predict_logits(network, self.public(client.round)).cpu()}
         return self.answer(network, client, done).with_parts(predictions=said)
 
     def learn(self, network: Network, client: Client, public: Samples, consensus: State) -> Fit:
-        """Digest by the mean absolute error of logits, then revisit; the other way round the consensus is forgotten."""
-        options = self.options
-        digest = Local(epochs=options.digest_epochs, batch_size=options.digest_batch_size, optimizer=options.digest_optimizer)
-        lesson = Samples(public.x, consensus["logits"])  # the consensus stands where labels would
-        fit(network, lesson, digest, rng=client.rng("digest"), base_loss=F.l1_loss)
-        return self.study(network, client, "revisit")
+        """Train on the consensus on ``public`` samples and on the client's own data."""
+        raise NotImplementedError
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """Logits for every public sample of the round."""
@@ -101,10 +95,33 @@ class FedMD(Personal):
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """The consensus of the round."""
-        parts = {"consensus": self.agree(server, replies, round)}
+        parts = {"consensus": self.consensus(server, replies, round)}
         return Server({}, parts, {"subset": round.number, "accuracies": self.reported(server, replies, round)})
 
-    def agree(self, server: Server, replies: Sequence[Reply], round: Round) -> State:
+    def consensus(self, server: Server, replies: Sequence[Reply], round: Round) -> State:
+        """The consensus of the replies' logits."""
+        raise NotImplementedError
+
+
+@algorithm
+class FedMD(PublicConsensus[FedMDOptions]):
+    """Consensus on public logits, digest, revisit."""
+
+    name = "fedmd"
+    title = "FedMD"
+    paper = "Li and Wang, 2019"
+    parts = {"local term": "digest the consensus, revisit private data", "report": "logits of public data"}
+    Options = FedMDOptions
+
+    def learn(self, network: Network, client: Client, public: Samples, consensus: State) -> Fit:
+        """Digest by the mean absolute error of logits, then revisit; the other way round the consensus is forgotten."""
+        options = self.options
+        digest = Local(epochs=options.digest_epochs, batch_size=options.digest_batch_size, optimizer=options.digest_optimizer)
+        lesson = Samples(public.x, consensus["logits"])  # the consensus stands where labels would
+        fit(network, lesson, digest, rng=client.rng("digest"), base_loss=F.l1_loss)
+        return self.train_privately(network, client, "revisit")
+
+    def consensus(self, server: Server, replies: Sequence[Reply], round: Round) -> State:
         """The plain mean of the logits, one reply in memory at a time."""
         total = sum((reply.part("predictions")["logits"].double() for reply in replies), torch.zeros(()))
         return {"logits": (total / len(replies)).float()}

@@ -29,7 +29,7 @@ class FedProxOptions(FedAvgOptions):
 
 
 @algorithm
-class FedProx(FedAvg):
+class FedProx(FedAvg[FedProxOptions]):
     """FedAvg with a proximal term."""
 
     name = "fedprox"

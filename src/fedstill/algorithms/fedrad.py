@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from fedstill.algorithm import Reply, Round, Server, algorithm
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
 from fedstill.core.errors import FedstillError
-from fedstill.core.options import Part
 from fedstill.fusion.distillation.options import Averaging, Distillation
 from fedstill.fusion.distillation.transfer import learn, note_ceiling, note_weights
 from fedstill.fusion.ensemble import ensemble_table
@@ -49,7 +48,7 @@ def scored_shares(scores: Sequence[float], samples: Sequence[int]) -> list[float
 
 
 @algorithm
-class FedRAD(FedDF):
+class FedRAD(FedDF[FedRADOptions]):
     """Median ensemble, median-based scores, distillation."""
 
     name = "fedrad"
@@ -63,7 +62,7 @@ class FedRAD(FedDF):
     }
     Options = FedRADOptions
 
-    def __init__(self, task: Task, options: Part | None = None):
+    def __init__(self, task: Task, options: FedRADOptions | None = None):
         super().__init__(task, options)
         if self.personal or self.options.distillation.fresh:
             raise FedstillError("fedrad scores clients on one pool a round: it takes neither model.student nor fresh inputs")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -30,6 +30,7 @@ from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.vote import Gate, knowledge_vote
 from fedstill.models.network import Network
 from fedstill.models.statistics import BatchNorm, buffer_names
+from fedstill.task import Task
 from fedstill.training.batches import batches
 from fedstill.training.fit import fit
 from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
@@ -89,7 +90,7 @@ def domain_weights(focus: Tensor, known: float, examples: Sequence[int] | None =
 
 
 @algorithm
-class KD3A(Algorithm):
+class KD3A(Algorithm[KD3AOptions]):
     """Vote, train the target model, merge by consensus focus."""
 
     name = "kd3a"
@@ -102,9 +103,9 @@ class KD3A(Algorithm):
         "distillation": "hard votes of confident sources, mixup",
     }
     needs = ("target",)
-    Options: ClassVar[type[Options]] = KD3AOptions
+    Options = KD3AOptions
 
-    def __init__(self, task: Any, options: Any = None):
+    def __init__(self, task: Task, options: KD3AOptions | None = None):
         super().__init__(task, options)
         if len(task.networks.prototypes) > 1:
             raise FedstillError("kd3a averages the backbones of all domains: model.clients must name one architecture")

@@ -9,7 +9,7 @@ not in the first round), the vote on the target's unlabelled samples (section 2.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from fedstill.algorithm import Reply, Round, Server, algorithm
 from fedstill.algorithms.feddf import Contrastive, FedDF, FedDFOptions
@@ -48,7 +48,7 @@ class KDCLOptions(FedDFOptions):
 
 
 @algorithm
-class KDCL(FedDF):
+class KDCL(FedDF[KDCLOptions]):
     """Contrastive sources, merged by contribution."""
 
     name = "kdcl"
@@ -62,7 +62,7 @@ class KDCL(FedDF):
         "distillation": "none (train_target: on the votes)",
     }
     needs = ("target",)
-    Options: ClassVar[type[FedDFOptions]] = KDCLOptions
+    Options = KDCLOptions
 
     def merge(self, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
         """Lines 4, 5, 11 and 12: ``h_t = sum_k alpha_k h_k``."""

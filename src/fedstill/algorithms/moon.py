@@ -41,7 +41,7 @@ def contrastive_terms(message: Message, client: Client, mu: float, temperature: 
 
 
 @algorithm
-class Moon(FedAvg):
+class Moon(FedAvg[MoonOptions]):
     """FedAvg with the model-contrastive term; the previous model is the client's private state."""
 
     name = "moon"

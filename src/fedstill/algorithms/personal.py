@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
+from typing_extensions import TypeVar
+
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Scores, Server
 from fedstill.core.message import Message, clone
 from fedstill.models.network import Network
@@ -17,7 +19,7 @@ from fedstill.models.predict import accuracy
 from fedstill.training.fit import Fit, Term, fit
 from fedstill.training.schedules import learning_rate
 
-__all__ = ["Personal", "PersonalOptions"]
+__all__ = ["PersonalModels", "PersonalOptions", "PersonalT"]
 
 ACCURACY = "accuracy of "  # the prefix of the values that carry a client's accuracies
 
@@ -28,23 +30,28 @@ class PersonalOptions(Options):
     tested: Literal["everywhere", "own"] = "everywhere"
 
 
-class Personal(Algorithm):
+PersonalT = TypeVar("PersonalT", bound=PersonalOptions, covariant=True, default=PersonalOptions)
+
+
+class PersonalModels(Algorithm[PersonalT]):
     """The frame of systems whose clients keep their models: FD, FedMD, Cronus."""
 
     requires = ("predictions",)
-    Options = PersonalOptions
+    Options: type[PersonalT] = PersonalOptions  # type: ignore[assignment]  # the default of PersonalT
 
     def start(self) -> Server:
         """No model; what clients said and how well they did."""
         return Server({}, {}, {"accuracies": {}})
 
-    def awake(self, client: Client) -> Network:
+    def own_network(self, client: Client) -> Network:
         """The client's network with its own weights; in its first round the architecture's initial ones."""
         return client.task.networks.load(
             client.prototype, client.memory.group("own") or client.task.networks.initial(client.prototype)
         )
 
-    def study(self, network: Network, client: Client, purpose: str, terms: Sequence[Term] = (), epochs: int | None = None) -> Fit:
+    def train_privately(
+        self, network: Network, client: Client, purpose: str, terms: Sequence[Term] = (), epochs: int | None = None
+    ) -> Fit:
         """Train on the client's private data, by ``local`` or for a number of epochs."""
         config = self.task.config
         local = config.local.model_copy(update={"epochs": epochs, "steps": None}) if epochs else config.local
@@ -55,15 +62,16 @@ class Personal(Algorithm):
         """Keep the model, and reply with the values that every such system sends."""
         client.memory = client.memory.with_parts(own=clone(network.state_dict()))
         reply = Message.of(samples=len(client.data), loss=done.loss)
-        every = self.task.config.evaluation.every
-        if client.round % every and client.round != self.task.config.rounds:
+        evaluation = self.task.config.evaluation
+        if not evaluation.due(client.round, self.task.config.rounds):
             return reply
         tests = (
             client.task.tests
             if self.options.tested == "everywhere" or client.domain not in client.task.tests
             else {client.domain: client.task.tests[client.domain]}
         )
-        found = {ACCURACY + name: accuracy(network, test) for name, test in tests.items() if test.y is not None}
+        size = evaluation.batch_size
+        found = {ACCURACY + name: accuracy(network, test, size) for name, test in tests.items() if test.y is not None}
         return reply.with_parts(**found)
 
     def reported(self, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, dict[str, float]]:

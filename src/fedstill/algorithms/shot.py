@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -94,7 +94,7 @@ def pseudo_labels(features: Tensor, probabilities: Tensor, threshold: int = 0) -
 
 
 @algorithm
-class SHOT(Algorithm):
+class SHOT(Algorithm[SHOTOptions]):
     """Source hypotheses adapted to the target without any source data."""
 
     name = "shot"
@@ -109,7 +109,7 @@ class SHOT(Algorithm):
     requires = ()
     needs = ("target",)
     everyone = True
-    Options: ClassVar[type[Options]] = SHOTOptions
+    Options = SHOTOptions
 
     @property
     def source_rounds(self) -> int:
