@@ -122,10 +122,10 @@ def test_fedftgs_generator_finds_hard_samples_and_the_student_learns_them(tiny):
     before = gap()
     steps = make_optimizer(algorithm.options.generator_optimizer, list(generator.parameters()))
     for _ in range(5):
-        algorithm.harden(generator, steps, student, teachers, shares, noise, labels)
+        algorithm.train_generator(generator, steps, student, teachers, shares, noise, labels)
     assert gap() > before
     learner = make_optimizer(algorithm.options.student_optimizer, list(student.parameters()))
-    losses = algorithm.learn(generator, student, learner, teachers, shares, noise, labels)
+    losses = algorithm.train_student(generator, student, learner, teachers, shares, noise, labels)
     assert losses[-1] < losses[0]
 
 
@@ -154,7 +154,7 @@ def test_fedftgs_student_learns_the_class_level_ensemble(tiny):
         target = shares[0, labels][:, None] * said[0] + shares[1, labels][:, None] * said[1]
         expected = (target * (target.log() - student(made).log_softmax(1))).sum(1).mean()
     learner = make_optimizer(algorithm.options.student_optimizer, list(student.parameters()))
-    [loss] = algorithm.learn(generator, student, learner, teachers, shares, noise, labels)
+    [loss] = algorithm.train_student(generator, student, learner, teachers, shares, noise, labels)
     scale = 10 if algorithm.options.reduction == "mean" else 1  # the authors' mean is over the classes as well
     assert float(loss) * scale == pytest.approx(float(expected), rel=1e-4)
 
@@ -175,7 +175,7 @@ def test_each_term_of_fedftgs_generator_has_its_sign(term, tiny):
     before = value()
     steps = make_optimizer(algorithm.options.generator_optimizer, list(generator.parameters()))
     for _ in range(10):
-        algorithm.harden(generator, steps, student, teachers, shares, noise, labels)
+        algorithm.train_generator(generator, steps, student, teachers, shares, noise, labels)
     assert value() < before
 
 
@@ -190,8 +190,8 @@ def test_fedftgs_labels_follow_the_counts_or_are_uniform(tiny):
             for r in replies
         ]
         found = []
-        algorithm.learn = lambda *given, found=found: found.append(given[-1]) or [torch.zeros(())]
-        algorithm.tune(student, generator, told, Round(1, 1, 0))
+        algorithm.train_student = lambda *given, found=found: found.append(given[-1]) or [torch.zeros(())]
+        algorithm.fine_tune(student, generator, told, Round(1, 1, 0))
         seen[kind] = set(torch.cat(found).tolist())
     assert seen["counts"] == {3}
     assert len(seen["uniform"]) > 5
@@ -202,7 +202,7 @@ def test_fedftgs_student_keeps_its_statistics_where_they_are_frozen(tiny):
         algorithm, _, teachers, student, generator, noise, labels = scene(tiny, "cnn-small", student_norm=kind)
         before = student.body[2].running_mean.clone()
         learner = make_optimizer(algorithm.options.student_optimizer, list(student.parameters()))
-        algorithm.learn(generator, student, learner, teachers, torch.full((2, 10), 0.5), noise, labels)
+        algorithm.train_student(generator, student, learner, teachers, torch.full((2, 10), 0.5), noise, labels)
         assert torch.equal(before, student.body[2].running_mean) == kept
 
 

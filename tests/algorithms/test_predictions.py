@@ -77,7 +77,7 @@ def test_fedmd_digests_then_revisits_and_every_party_draws_the_same_subset():
     assert torch.equal(algorithm.public(3).x, again.public(3).x)
     assert not torch.equal(algorithm.public(3).x, algorithm.public(4).x)
     order = []
-    algorithm.study = lambda *args, **kwargs: order.append("revisit")
+    algorithm.train_privately = lambda *args, **kwargs: order.append("revisit")
     network = task.networks.get("mlp")
     before = F.l1_loss(network(network.normalise(algorithm.public(1).x)), torch.full((20, 10), 2.0))
     algorithm.learn(network, Client.of(task, "optdigits-0", 2), algorithm.public(1), {"logits": torch.full((20, 10), 2.0)})

@@ -107,7 +107,7 @@ def test_the_term_has_its_weight_and_its_penalty(norm):
     with torch.no_grad():
         made, _ = game.generator.sample(6, batch.rng)
         fake = discriminator.head(network.features(made)).squeeze(1)
-    penalty = gradient_penalty(lambda x: game.judged(x, network), batch.x, made, batch.rng, norm)
+    penalty = gradient_penalty(lambda x: game.discriminate(x, network), batch.x, made, batch.rng, norm)
     expected = 2.0 * adversarial_loss(discriminator.head(batch.features).squeeze(1), fake) + 0.3 * penalty
     assert got.item() == pytest.approx(expected.item(), abs=1e-5)
     assert 0.3 * penalty.item() > 1e-3
@@ -118,13 +118,13 @@ def test_the_generator_descends_the_loss_that_was_asked_for():
         _, generator, _, game, batch = parts(generator_loss=kind, generator_optimizer=Optimizer(name="sgd", lr=1.0))
         before = [p.detach().clone() for p in generator.parameters()]
         state = batch.rng.get_state()
-        game.turn(batch)
+        game.generator_step(batch)
         after = [p.detach().clone() for p in generator.parameters()]
         with torch.no_grad():
             for parameter, old in zip(generator.parameters(), before, strict=True):
                 parameter.copy_(old)
         batch.rng.set_state(state)
-        loss = generator_loss(game.judged(generator.sample(6, batch.rng)[0], batch.network), kind)
+        loss = generator_loss(game.discriminate(generator.sample(6, batch.rng)[0], batch.network), kind)
         slopes = torch.autograd.grad(loss, list(generator.parameters()))
         return [(new - old, -slope) for new, old, slope in zip(after, before, slopes, strict=True)]
 
@@ -144,11 +144,11 @@ def test_the_generators_turn_fools_the_discriminator_and_touches_nothing_else():
         generator.train()
         with torch.no_grad():
             made, _ = generator.sample(64, torch.Generator().manual_seed(5))
-            return float(generator_loss(game.judged(made, network)))
+            return float(generator_loss(game.discriminate(made, network)))
 
     first = caught()
     for _ in range(10):
-        game.turn(batch)
+        game.generator_step(batch)
     assert caught() < first
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
     assert all(p.grad is None for p in network.parameters())
@@ -161,7 +161,7 @@ def test_decay_alone_does_not_silence_the_generators_noise():
         torch.nn.init.zeros_(discriminator.head.weight)
         before = generator.embed_noise.weight.detach().norm()
         for _ in range(50):
-            game.turn(batch)
+            game.generator_step(batch)
         return float(generator.embed_noise.weight.detach().norm() / before)
 
     assert left() > 0.99

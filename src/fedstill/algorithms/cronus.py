@@ -43,8 +43,8 @@ def soft_labels(public: Samples, targets: Tensor, weight: float, size: int) -> T
     def term(batch: Batch) -> Tensor:
         index = torch.randint(len(public), (size,), generator=batch.rng)
         device = batch.logits.device
-        said = batch.network(batch.network.normalise(public.x[index].to(device)))
-        return -weight * (targets[index].to(device) * said.log_softmax(1)).sum(1).mean()
+        logits = batch.network(batch.network.normalise(public.x[index].to(device)))
+        return -weight * (targets[index].to(device) * logits.log_softmax(1)).sum(1).mean()
 
     return term
 

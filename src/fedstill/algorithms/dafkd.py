@@ -248,7 +248,7 @@ class DaFKD(FedDF[DaFKDOptions]):
             lr=learning_rate(local.optimizer.lr, local.schedule, client.round, config.rounds),
             terms=[*self.terms(message, client), game.term],  # Eq. 9
             parameters=[*network.parameters(), *discriminator.parameters()],
-            after=game.turn,  # Eq. 3
+            after=game.generator_step,  # Eq. 3
         )
         client.memory = client.memory.with_parts(discriminator=discriminator.state())
         reply = Message.of(

@@ -60,10 +60,10 @@ def label_means(classes: int, space: str, gamma: float, told: State) -> tuple[Te
         target = target.softmax(1)
 
     def term(batch: Batch) -> Tensor:
-        spoken = batch.logits.detach()
-        spoken = spoken if space == "logits" else spoken.softmax(1)
+        outputs = batch.logits.detach()
+        outputs = outputs if space == "logits" else outputs.softmax(1)
         labels = batch.y.cpu()
-        sums.index_add_(0, labels, spoken.float().cpu())
+        sums.index_add_(0, labels, outputs.float().cpu())
         counts.index_add_(0, labels, torch.ones(len(labels)))
         if target is None:
             return batch.logits.new_zeros(())
@@ -100,20 +100,21 @@ class FD(PersonalModels[FDOptions]):
         options, classes = self.options, len(self.task.classes)
         term, sums, counts = label_means(classes, options.space, options.gamma, message.group("told"))
         done = self.train_privately(network, client, "fit", [term])
-        said = {"means": sums / counts.clamp(min=1)[:, None], "held": counts > 0}
-        return self.answer(network, client, done).with_parts(predictions=said)
+        predictions = {"means": sums / counts.clamp(min=1)[:, None], "held": counts > 0}
+        return self.answer(network, client, done).with_parts(predictions=predictions)
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """A vector for every label, and which labels the client has."""
-        classes, said = len(self.task.classes), message.group("predictions")
-        if said.keys() != {"means", "held"}:
+        classes, predictions = len(self.task.classes), message.group("predictions")
+        if predictions.keys() != {"means", "held"}:
             return "predictions should be 'means' and 'held'"
-        if said["means"].shape != (classes, classes) or said["held"].shape != (classes,) or said["held"].dtype != torch.bool:
+        means, held = predictions["means"], predictions["held"]
+        if means.shape != (classes, classes) or held.shape != (classes,) or held.dtype != torch.bool:
             return f"wrong shape: the means of {classes} labels are expected"
         return None
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Keep what everyone said; each client's own part is left out when it is told."""
-        said = {reply.client: reply.part("predictions") for reply in replies}
-        parts = {kind: {name: parts[kind] for name, parts in said.items()} for kind in ("means", "held")}
+        """Keep everyone's predictions; each client's own part is left out when it is told."""
+        predictions = {reply.client: reply.part("predictions") for reply in replies}
+        parts = {kind: {name: parts[kind] for name, parts in predictions.items()} for kind in ("means", "held")}
         return Server({}, parts, {"accuracies": self.reported(server, replies, round)})

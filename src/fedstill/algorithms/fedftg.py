@@ -127,12 +127,12 @@ class FedFTG(Counting[FedFTGOptions]):
         (name,) = self.task.networks.prototypes
         student = self.task.networks.load(name, merged.models[name], role="student")
         generator = self.generator(server.parts["generator"])
-        self.tune(student, generator, replies, round)
+        self.fine_tune(student, generator, replies, round)
         return Server(
             {name: clone(student.state_dict())}, {**merged.parts, "generator": clone(generator.state_dict())}, merged.values
         )
 
-    def tune(self, student: Network, generator: Generator, replies: Sequence[Reply], round: Round) -> None:
+    def fine_tune(self, student: Network, generator: Generator, replies: Sequence[Reply], round: Round) -> None:
         """The game: hard samples that the clients can classify, and a student that learns them."""
         options, device = self.options, self.task.device
         fade = options.decay ** (round.number - 1)
@@ -147,13 +147,13 @@ class FedFTG(Counting[FedFTGOptions]):
         for iteration in range(options.iterations):
             labels = torch.multinomial(chances, options.batch_size, replacement=True, generator=rng).to(device)
             noise = generator.draw(options.batch_size, rng)
-            self.harden(generator, game, student, teachers, shares, noise, labels)
-            losses += self.learn(generator, student, learner, teachers, shares, noise, labels)
+            self.train_generator(generator, game, student, teachers, shares, noise, labels)
+            losses += self.train_student(generator, student, learner, teachers, shares, noise, labels)
             round.progress("fine-tune", iteration + 1, options.iterations)
-        spoken = torch.stack(losses)
-        if not bool(torch.isfinite(spoken).all()):
+        curve = torch.stack(losses)
+        if not bool(torch.isfinite(curve).all()):
             raise FedstillError(f"round {round.number}: fine-tuning diverged; lower algorithm.student_optimizer.lr")
-        round.note(distillation={"steps": len(losses), "first": float(spoken[0]), "last": float(spoken[-1])})
+        round.note(distillation={"steps": len(losses), "first": float(curve[0]), "last": float(curve[-1])})
 
     def shares(self, counts: Tensor, replies: Sequence[Reply]) -> Tensor:
         """How much each client counts for each class."""
@@ -162,7 +162,7 @@ class FedFTG(Counting[FedFTGOptions]):
         examples = torch.tensor([float(reply.samples) for reply in replies])
         return (examples / examples.sum())[:, None].expand(len(replies), counts.shape[1])
 
-    def harden(
+    def train_generator(
         self,
         generator: Generator,
         game: torch.optim.Optimizer,
@@ -181,16 +181,18 @@ class FedFTG(Counting[FedFTGOptions]):
             network = teacher.load().eval()
             weight = shares[k, labels]
             made = generator(noise, labels)
-            said = network(made)
+            logits = network(made)
             loss = options.diversity * diversity_loss(noise, made) / len(teachers)
-            known = said.detach() if options.gap == "l1" else said  # the authors' code, which has l1, holds the teachers fixed
+            known = (
+                logits.detach() if options.gap == "l1" else logits
+            )  # the code, which has l1, holds the teachers fixed
             loss = loss - options.hard * (weight * disagreement(student(made), known, options.gap)).mean()
-            loss = loss + options.classification * (weight * F.cross_entropy(said, labels, reduction="none")).mean()
+            loss = loss + options.classification * (weight * F.cross_entropy(logits, labels, reduction="none")).mean()
             for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
                 parameter.grad = slope
             game.step()
 
-    def learn(
+    def train_student(
         self,
         generator: Generator,
         student: Network,

@@ -152,12 +152,12 @@ class FedGen(Counting[FedGenOptions]):
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """Teach the generator with the clients' heads, then average the models."""
         replies = self.trusted(replies, round)  # a client that is dropped teaches nobody either
-        generator, memory = self.taught(server, replies, round)
+        generator, memory = self.train_generator(server, replies, round)
         merged = self.averaged(server, replies, round)
         parts = {**merged.parts, "generator": clone(generator.state_dict()), "generator-optimizer": memory}
         return Server(merged.models, parts, merged.values)
 
-    def taught(self, server: Server, replies: Sequence[Reply], round: Round) -> tuple[Generator, State]:
+    def train_generator(self, server: Server, replies: Sequence[Reply], round: Round) -> tuple[Generator, State]:
         """The generator after this round's steps, and what its optimiser remembers for the next."""
         options, device = self.options, self.task.device
         heads = [copy.deepcopy(teacher.load().head).eval() for teacher in teachers_of(self.task, replies)]

@@ -77,8 +77,8 @@ class PublicConsensus(PersonalModels[PublicT]):
             done = self.learn(network, client, self.public(int(message.values["subset"])), consensus)
         elif client.memory.group("own"):  # it was heard alone, and nothing came of it
             done = self.train_privately(network, client, "revisit")
-        said = {"logits": predict_logits(network, self.public(client.round)).cpu()}
-        return self.answer(network, client, done).with_parts(predictions=said)
+        predictions = {"logits": predict_logits(network, self.public(client.round)).cpu()}
+        return self.answer(network, client, done).with_parts(predictions=predictions)
 
     def learn(self, network: Network, client: Client, public: Samples, consensus: State) -> Fit:
         """Train on the consensus on ``public`` samples and on the client's own data."""

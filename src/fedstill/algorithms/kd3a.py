@@ -23,7 +23,7 @@ from fedstill.core.options import Positive
 from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.distil import distil
 from fedstill.fusion.distillation.options import Distillation
-from fedstill.fusion.ensemble import Table, words_of
+from fedstill.fusion.ensemble import Table, spooled_logits
 from fedstill.fusion.merges import weighted_sum
 from fedstill.fusion.merges.contributions import Contributions, Focus, contribution_weights, contributions_of, note_focus
 from fedstill.fusion.teacher import Teacher, teachers_of
@@ -171,16 +171,18 @@ class KD3A(Algorithm[KD3AOptions]):
         """The table of votes and the sources' focus; ``drifted`` receives the statistics that the voting sources end with."""
         options = self.options
 
-        def speak(k: int, network: Network, samples: Samples) -> Tensor:
+        def predict(k: int, network: Network, samples: Samples) -> Tensor:
             logits = by_batch_statistics(network, samples, self.local.batch_size, round.rng("vote", k))
             if drifted is not None:
                 names = buffer_names(network)
                 drifted[k] = {name: tensor.clone() for name, tensor in network.state_dict().items() if name in names}
             return logits
 
-        with words_of(teachers, samples, speak=speak if options.vote_norm == "batch" else None) as words:
-            votes = [knowledge_vote(logits.softmax(2), gate, variant=options.contributions.variant) for logits in words.slices()]
-            focus = contributions_of(words, options.contributions, gate, round.rng("contributions"))
+        with spooled_logits(teachers, samples, predict=predict if options.vote_norm == "batch" else None) as spooled:
+            votes = [
+                knowledge_vote(logits.softmax(2), gate, variant=options.contributions.variant) for logits in spooled.slices()
+            ]
+            focus = contributions_of(spooled, options.contributions, gate, round.rng("contributions"))
         targets = torch.cat([vote.hard() if options.knowledge == "hard" else vote.knowledge for vote in votes])
         support = torch.cat([vote.support for vote in votes])
         count = (support > 0).to(support.dtype) if options.count == "mask" else support

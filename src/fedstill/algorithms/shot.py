@@ -218,8 +218,8 @@ class SHOT(Algorithm[SHOTOptions]):
             total: Tensor | None = None
             for name, state in server.parts.items():
                 prototype = self.task.clients[name.removeprefix("source ")].prototype
-                spoken = predict_logits(self.task.networks.load(prototype, state, role="student"), test).softmax(1)
-                total = spoken if total is None else total + spoken
+                outputs = predict_logits(self.task.networks.load(prototype, state, role="student"), test).softmax(1)
+                total = outputs if total is None else total + outputs
             assert total is not None
             assert test.y is not None, "a test set has labels"
             found[domain] = float((total.argmax(1).cpu() == test.y).double().mean())
@@ -249,8 +249,8 @@ def adapt(
     for _ in range(options.epochs):
         labels = None
         if options.pseudo:
-            spoken = apply(lambda x: torch.cat([(f := network.features(x)), network.head(f)], 1), network, samples)
-            features, logits = spoken.split([spoken.shape[1] - network.classes, network.classes], 1)
+            outputs = apply(lambda x: torch.cat([(f := network.features(x)), network.head(f)], 1), network, samples)
+            features, logits = outputs.split([outputs.shape[1] - network.classes, network.classes], 1)
             labels = pseudo_labels(features, logits.softmax(1), options.threshold)
         network.train()
         network.head.eval()

@@ -27,11 +27,11 @@ def client_turn(algorithm: Algorithm, client: str, round: int, phase: str, messa
         person.memory = person.memory.with_parts(**{BUFFERS: kept})
     if person.memory is not before and not_finite(person.memory) is None:  # or it would diverge for ever
         memory.write(client, round, person.memory)
-    reply = misbehave(algorithm, person, message, reply)
+    reply = poisoned_reply(algorithm, person, message, reply)
     return packed(reply, person.network) if "model" in algorithm.required(phase) else reply
 
 
-def misbehave(algorithm: Algorithm, client: Client, message: Message, reply: Message) -> Message:
+def poisoned_reply(algorithm: Algorithm, client: Client, message: Message, reply: Message) -> Message:
     """What a client poisoned on purpose sends instead of its update (``data.poison``)."""
     poison = algorithm.task.config.data.poison
     if poison is None or client.id not in algorithm.task.poisoned or poison.kind not in ("sign-flip", "gaussian"):

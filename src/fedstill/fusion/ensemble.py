@@ -21,7 +21,7 @@ from fedstill.fusion.weightings import Ready, Scored, Voting, Weighting
 from fedstill.models.network import Network
 from fedstill.models.predict import BATCH, apply
 
-__all__ = ["Space", "Table", "Words", "ensemble_table", "scored_table", "spread", "summed_space", "words_of"]
+__all__ = ["Space", "SpooledLogits", "Table", "ensemble_table", "scored_table", "spooled_logits", "spread", "summed_space"]
 
 Space = Literal["logits", "probabilities", "losses"]
 
@@ -63,28 +63,28 @@ def ensemble_table(
     normalised again. With equal weights that is the mean over the teachers that know the class.
     """
     space = summed_space(space, direction)
-    heard = _heard(teachers)
-    silent = heard is not None and bool((heard < len(teachers)).any())
+    known_by = _known_by(teachers)
+    silent = known_by is not None and bool((known_by < len(teachers)).any())
     if silent and space == "logits" and not isinstance(weighting, Voting):
         raise FedstillError("teachers that know different classes can be combined by their probabilities, not by their logits")
     if isinstance(weighting, Voting):
-        return _voted(teachers, samples, weighting, temperature, batch_size, progress, heard)
+        return _voted(teachers, samples, weighting, temperature, batch_size, progress, known_by)
     ready = weighting.weights(samples) if isinstance(weighting, Ready) else None
     total: Tensor | None = None
     columns: list[Tensor] = []
     for k, teacher in enumerate(teachers):
         network = teacher.load()
         if isinstance(weighting, Scored):
-            spoken, score = _with_scores(network, weighting, k, samples, batch_size)
+            outputs, score = _with_scores(network, weighting, k, samples, batch_size)
         else:
             assert ready is not None
-            spoken, score = apply(network, network, samples, batch_size), ready[:, k]
+            outputs, score = apply(network, network, samples, batch_size), ready[:, k]
         if space == "probabilities":
-            spoken = (spoken / temperature).softmax(1)
-        if teacher.places is not None and heard is not None:
-            spoken = spread(spoken, teacher.places, len(heard), 0.0)
-        score = score.to(spoken.device, spoken.dtype)
-        total = spoken * score[:, None] if total is None else total.addcmul_(spoken, score[:, None])
+            outputs = (outputs / temperature).softmax(1)
+        if teacher.places is not None and known_by is not None:
+            outputs = spread(outputs, teacher.places, len(known_by), 0.0)
+        score = score.to(outputs.device, outputs.dtype)
+        total = outputs * score[:, None] if total is None else total.addcmul_(outputs, score[:, None])
         columns.append(score)
         progress(k + 1, len(teachers))
     assert total is not None, "an ensemble needs a teacher"
@@ -93,8 +93,8 @@ def ensemble_table(
         table = scored_table(total, weights.sum(1, keepdim=True), weights, space=space, temperature=temperature)
     else:
         table = Table(total if space == "probabilities" else (total / temperature).softmax(1), weights)
-    if silent and heard is not None:
-        targets = table.targets * (len(teachers) / heard.to(total.device, total.dtype))
+    if silent and known_by is not None:
+        targets = table.targets * (len(teachers) / known_by.to(total.device, total.dtype))
         return replace(table, targets=targets / targets.sum(1, keepdim=True))
     return table
 
@@ -124,18 +124,18 @@ def scored_table(total: Tensor, mass: Tensor, weights: Tensor, *, space: Space, 
     return Table((total / temperature).softmax(1), weights, sample_weight)
 
 
-def spread(spoken: Tensor, places: Sequence[int], classes: int, silence: float) -> Tensor:
+def spread(outputs: Tensor, places: Sequence[int], classes: int, silence: float) -> Tensor:
     """What a teacher says of its own classes, put where the ensemble has them; ``silence`` on all others.
 
     >>> spread(torch.tensor([[0.7, 0.3]]), (2, 0), 3, 0.0)
     tensor([[0.3000, 0.0000, 0.7000]])
     """
-    if spoken.shape[1] != len(places):
-        raise FedstillError(f"a teacher of {len(places)} classes has {spoken.shape[1]} outputs")
-    return spoken.new_full((len(spoken), classes), silence).index_copy_(1, torch.tensor(places, device=spoken.device), spoken)
+    if outputs.shape[1] != len(places):
+        raise FedstillError(f"a teacher of {len(places)} classes has {outputs.shape[1]} outputs")
+    return outputs.new_full((len(outputs), classes), silence).index_copy_(1, torch.tensor(places, device=outputs.device), outputs)
 
 
-def _heard(teachers: Sequence[Teacher]) -> Tensor | None:
+def _known_by(teachers: Sequence[Teacher]) -> Tensor | None:
     """How many teachers know each class; None where all know all, in the same order."""
     places = [teacher.places for teacher in teachers]
     if all(known is None for known in places):
@@ -154,7 +154,7 @@ def _with_scores(network: Network, weighting: Scored, k: int, samples: Samples, 
 
 
 @dataclass(frozen=True)
-class Words:
+class SpooledLogits:
     """All teachers' logits on all samples, spooled to a file: (teachers, n, classes)."""
 
     spool: np.memmap
@@ -167,18 +167,18 @@ class Words:
 
 
 @contextlib.contextmanager
-def words_of(
+def spooled_logits(
     teachers: Sequence[Teacher],
     samples: Samples,
     *,
-    speak: Callable[[int, Network, Samples], Tensor] | None = None,
+    predict: Callable[[int, Network, Samples], Tensor] | None = None,
     batch_size: int = BATCH,
     progress: Callable[[int, int], None] = lambda done, of: None,
-    heard: Tensor | None = None,
-) -> Iterator[Words]:
-    """What every teacher says about every sample, for those who must hear all at once, in the memory of one teacher.
+    known_by: Tensor | None = None,
+) -> Iterator[SpooledLogits]:
+    """All teachers' logits on all samples, for votes that need them at once, in the memory of one teacher.
 
-    ``speak(k, network, samples)`` gives teacher ``k``'s logits where they are not simply its predictions; ``heard``
+    ``predict(k, network, samples)`` gives teacher ``k``'s logits where they are not simply its predictions; ``known_by``
     has an entry a class where teachers know only some of them.
     """
     with tempfile.TemporaryFile() as file:
@@ -186,17 +186,17 @@ def words_of(
         device = torch.device("cpu")
         for k, teacher in enumerate(teachers):
             network = teacher.load()
-            logits = speak(k, network, samples) if speak is not None else apply(network, network, samples, batch_size)
+            logits = predict(k, network, samples) if predict is not None else apply(network, network, samples, batch_size)
             device = logits.device
-            if teacher.places is not None and heard is not None:
+            if teacher.places is not None and known_by is not None:
                 # teachers of different classes are on one scale only as log-probabilities
-                logits = spread(logits.log_softmax(1), teacher.places, len(heard), -torch.inf)
+                logits = spread(logits.log_softmax(1), teacher.places, len(known_by), -torch.inf)
             if spool is None:
                 spool = np.memmap(file, np.float32, "w+", shape=(len(teachers), *logits.shape))
             spool[k] = logits.float().cpu().numpy()
             progress(k + 1, len(teachers))
         assert spool is not None, "an ensemble needs a teacher"
-        yield Words(spool, device)
+        yield SpooledLogits(spool, device)
 
 
 def _voted(
@@ -206,11 +206,11 @@ def _voted(
     temperature: float,
     batch_size: int,
     progress: Callable[[int, int], None],
-    heard: Tensor | None,
+    known_by: Tensor | None,
 ) -> Table:
     """A vote needs every teacher's word on a sample at once."""
-    with words_of(teachers, samples, batch_size=batch_size, progress=progress, heard=heard) as words:
-        slices = [weighting.vote(logits / temperature) for logits in words.slices(batch_size)]
+    with spooled_logits(teachers, samples, batch_size=batch_size, progress=progress, known_by=known_by) as spooled:
+        slices = [weighting.vote(logits / temperature) for logits in spooled.slices(batch_size)]
     counted = [part.sample_weight for part in slices]
     return Table(
         torch.cat([part.targets for part in slices]),

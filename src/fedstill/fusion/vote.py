@@ -87,8 +87,8 @@ def knowledge_vote(probabilities: Tensor, gate: float, *, variant: Variant = "kd
     else:
         anybody = voting.any(2, keepdim=True)
         voting = torch.where(anybody, voting, electorate[:, None])
-        said = torch.zeros_like(q).scatter_(2, best[:, :, None], confidence[:, :, None])
-        consensus = _sums(voting, said).argmax(2)
+        votes = torch.zeros_like(q).scatter_(2, best[:, :, None], confidence[:, :, None])
+        consensus = _sums(voting, votes).argmax(2)
         supporters = voting & (best == consensus[:, :, None])
         counted = supporters & anybody
     support = counted.sum(2)

@@ -141,8 +141,8 @@ class Discriminator(nn.Module):
 class Game:
     """One client's turn of the game (Algorithm 1, lines 19 to 25).
 
-    :meth:`term` is the discriminator's part of the joint loss (Eq. 9), :meth:`turn` the generator's answer (Eq. 3). With
-    ``features`` the generator makes features of the layer before the head instead of samples (Appendix A).
+    :meth:`term` is the discriminator's part of the joint loss (Eq. 9), :meth:`generator_step` the generator's answer (Eq. 3).
+    With ``features`` the generator makes features of the layer before the head instead of samples (Appendix A).
     """
 
     def __init__(
@@ -162,11 +162,11 @@ class Game:
         self.generator_learns = lambda step: round <= (options.generator_rounds or round) and (last is None or step < last)
         generator.train()
 
-    def made(self, batch: Batch) -> Tensor:
+    def generate(self, batch: Batch) -> Tensor:
         """As many generated samples as the batch has; two at least, since the generator's BatchNorm cannot learn from one."""
         return self.generator.sample(max(2, len(batch.x)), batch.rng)[0]
 
-    def judged(self, generated: Tensor, network: Network) -> Tensor:
+    def discriminate(self, generated: Tensor, network: Network) -> Tensor:
         """The discriminator's logits of generated samples (or features)."""
         if self.features:
             return self.discriminator(generated, generated)
@@ -179,22 +179,22 @@ class Game:
         if not self.discriminator_learns(batch.step):
             return batch.x.new_zeros(())
         with torch.no_grad():
-            generated = self.made(batch)  # line 21
+            generated = self.generate(batch)  # line 21
         real = self.discriminator(batch.x, batch.features)
-        loss = self.options.weight * adversarial_loss(real, self.judged(generated, batch.network))
+        loss = self.options.weight * adversarial_loss(real, self.discriminate(generated, batch.network))
         if self.options.gradient_penalty:
             seen = batch.features.detach() if self.features else batch.x
-            judge = lambda x: self.judged(x, batch.network)
+            judge = lambda x: self.discriminate(x, batch.network)
             penalty = gradient_penalty(judge, seen, generated, batch.rng, self.options.penalty_norm)
             loss = loss + self.options.gradient_penalty * penalty
         return loss
 
-    def turn(self, batch: Batch) -> None:
+    def generator_step(self, batch: Batch) -> None:
         """Lines 23 and 24: fresh noise, and a step of the generator against the discriminator as it now is."""
         if not self.generator_learns(batch.step):
             return
-        generated = self.made(batch)
-        loss = generator_loss(self.judged(generated, batch.network), self.options.generator_loss)
+        generated = self.generate(batch)
+        loss = generator_loss(self.discriminate(generated, batch.network), self.options.generator_loss)
         parameters = list(self.generator.parameters())
         # only the generator's gradients are computed: the classifier's are neither needed nor touched
         for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):

@@ -149,9 +149,9 @@ def distil(
     if merged is not None and before is not None and after is not None and after < before:
         student.load_state_dict(merged)
         kept = "merged"
-    spoken = torch.stack(losses) if losses else torch.full((1,), float("nan"))
-    tenth = max(1, len(spoken) // 10)
-    return Distilled(done, float(spoken[:tenth].mean()), float(spoken[-tenth:].mean()), before, after, kept)
+    curve = torch.stack(losses) if losses else torch.full((1,), float("nan"))
+    tenth = max(1, len(curve) // 10)
+    return Distilled(done, float(curve[:tenth].mean()), float(curve[-tenth:].mean()), before, after, kept)
 
 
 def mixed(x: Tensor, targets: Tensor, alpha: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -51,12 +51,12 @@ def transfer(
     """
     live = {"space": space, "temperature": options.temperature, "direction": options.direction}
     table: Any
-    speakers = [replace(teacher, load=lambda teacher=teacher: view(teacher.load())) for teacher in teachers]  # type: ignore[misc]
+    viewed = [replace(teacher, load=lambda teacher=teacher: view(teacher.load())) for teacher in teachers]  # type: ignore[misc]
     if options.fresh:
-        table = lambda x: ensemble_table(speakers, Samples(x), weighting, **live)  # type: ignore[arg-type]
+        table = lambda x: ensemble_table(viewed, Samples(x), weighting, **live)  # type: ignore[arg-type]
     else:
         table = ensemble_table(
-            speakers,
+            viewed,
             samples,
             weighting,
             progress=lambda k, of: round.progress("teachers", k, of),

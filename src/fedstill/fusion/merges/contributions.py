@@ -19,7 +19,7 @@ from fedstill.algorithm import Reply, Round, Server
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State
 from fedstill.core.options import Part, Positive
-from fedstill.fusion.ensemble import Words, words_of
+from fedstill.fusion.ensemble import SpooledLogits, spooled_logits
 from fedstill.fusion.merges.average import merge_models
 from fedstill.fusion.merges.contract import merge
 from fedstill.fusion.teacher import teachers_of
@@ -144,12 +144,12 @@ def contribution_weights(contributions: Tensor) -> Tensor:
     return positive / total if total > 0 else torch.full_like(positive, 1 / len(positive))
 
 
-def contributions_of(words: Words, options: Contributions, gate: float, rng: torch.Generator) -> Focus:
-    """The contributions of the teachers whose ``words`` these are."""
-    sources = words.spool.shape[0]
+def contributions_of(spooled: SpooledLogits, options: Contributions, gate: float, rng: torch.Generator) -> Focus:
+    """The contributions of the teachers whose logits these are."""
+    sources = spooled.spool.shape[0]
 
     def value(members: Tensor) -> Tensor:
-        return qualities((logits.softmax(2) for logits in words.slices(4096)), gate, members, options.variant)
+        return qualities((logits.softmax(2) for logits in spooled.slices(4096)), gate, members, options.variant)
 
     if options.method == "leave-one-out":
         return leave_one_out(value, sources)
@@ -167,8 +167,8 @@ def merge_by_contribution(
     if task.pool is None:
         raise FedstillError("merge = 'contributions' votes on unlabelled data: set data.server, data.target or data.holdout")
     gate = options.gate.at(round.number, round.total)
-    with words_of(teachers, task.pool.samples, progress=lambda k, of: round.progress("vote", k, of)) as words:
-        focus = contributions_of(words, options, gate, round.rng("contributions"))
+    with spooled_logits(teachers, task.pool.samples, progress=lambda k, of: round.progress("vote", k, of)) as spooled:
+        focus = contributions_of(spooled, options, gate, round.rng("contributions"))
     names = [teacher.name for teacher in teachers]
     weights = dict(zip(names, contribution_weights(focus.values).tolist(), strict=True))
     note_focus(focus, names, gate, round)

@@ -60,9 +60,9 @@ def discriminator_for(network: Network, own: Samples, others: Samples) -> State:
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        said = [features @ weight + bias for features in (real, false)]
-        none = said[0].new_zeros(0)
-        value = adversarial_loss(said[0], none) + adversarial_loss(none, said[1]) + DECAY * weight.square().sum()
+        logits = [features @ weight + bias for features in (real, false)]
+        none = logits[0].new_zeros(0)
+        value = adversarial_loss(logits[0], none) + adversarial_loss(none, logits[1]) + DECAY * weight.square().sum()
         value.backward()
         return value
 
