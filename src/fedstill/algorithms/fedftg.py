@@ -183,9 +183,7 @@ class FedFTG(Counting[FedFTGOptions]):
             made = generator(noise, labels)
             logits = network(made)
             loss = options.diversity * diversity_loss(noise, made) / len(teachers)
-            known = (
-                logits.detach() if options.gap == "l1" else logits
-            )  # the code, which has l1, holds the teachers fixed
+            known = logits.detach() if options.gap == "l1" else logits  # the code, which has l1, holds the teachers fixed
             loss = loss - options.hard * (weight * disagreement(student(made), known, options.gap)).mean()
             loss = loss + options.classification * (weight * F.cross_entropy(logits, labels, reduction="none")).mean()
             for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):

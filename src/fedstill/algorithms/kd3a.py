@@ -29,6 +29,7 @@ from fedstill.fusion.merges.contributions import Contributions, Focus, contribut
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.vote import Gate, knowledge_vote
 from fedstill.models.network import Network
+from fedstill.models.predict import BATCH
 from fedstill.models.statistics import BatchNorm, buffer_names
 from fedstill.task import Task
 from fedstill.training.batches import batches
@@ -166,7 +167,13 @@ class KD3A(Algorithm[KD3AOptions]):
         return Server({self.prototype: {**target, **merged}}, parts, {**server.values, "weights": weights})
 
     def vote(
-        self, teachers: Sequence[Teacher], samples: Samples, gate: float, round: Round, drifted: dict[int, State] | None = None
+        self,
+        teachers: Sequence[Teacher],
+        samples: Samples,
+        gate: float,
+        round: Round,
+        drifted: dict[int, State] | None = None,
+        batch_size: int = BATCH,
     ) -> tuple[Table, Focus]:
         """The table of votes and the sources' focus; ``drifted`` receives the statistics that the voting sources end with."""
         options = self.options
@@ -178,10 +185,10 @@ class KD3A(Algorithm[KD3AOptions]):
                 drifted[k] = {name: tensor.clone() for name, tensor in network.state_dict().items() if name in names}
             return logits
 
-        with spooled_logits(teachers, samples, predict=predict if options.vote_norm == "batch" else None) as spooled:
-            votes = [
-                knowledge_vote(logits.softmax(2), gate, variant=options.contributions.variant) for logits in spooled.slices()
-            ]
+        chosen = predict if options.vote_norm == "batch" else None
+        with spooled_logits(teachers, samples, predict=chosen, batch_size=batch_size) as spooled:
+            variant = options.contributions.variant
+            votes = [knowledge_vote(logits.softmax(2), gate, variant=variant) for logits in spooled.slices(batch_size)]
             focus = contributions_of(spooled, options.contributions, gate, round.rng("contributions"))
         targets = torch.cat([vote.hard() if options.knowledge == "hard" else vote.knowledge for vote in votes])
         support = torch.cat([vote.support for vote in votes])
@@ -191,13 +198,13 @@ class KD3A(Algorithm[KD3AOptions]):
     def note_votes(self, teachers: Sequence[Teacher], gate: float, round: Round) -> None:
         """Note the votes' own accuracy on the test set, the target model's ceiling."""
         evaluation = self.task.config.evaluation
-        if not evaluation.ensemble or (round.number % evaluation.every and round.number != round.total):
+        if not evaluation.ensemble or not evaluation.due(round.number, round.total):
             return
         [test] = self.task.tests.values()
         if test.y is None:
             return
         clock = time.perf_counter()
-        found = self.vote(teachers, test, gate, round)[0].accuracy(test.y)
+        found = self.vote(teachers, test, gate, round, batch_size=evaluation.batch_size)[0].accuracy(test.y)
         round.note(ensemble_accuracy=found, evaluate_seconds=time.perf_counter() - clock)
 
     def learn(self, server: Server, table: Table, samples: Samples, round: Round) -> tuple[State, State]:

@@ -213,12 +213,12 @@ class SHOT(Algorithm[SHOTOptions]):
         """The class with the largest sum of the adapted models' softmaxes."""
         if self.options.multi == "merged" or not server.parts:
             return super().evaluate(server)
-        found = {}
+        found, size = {}, self.task.config.evaluation.batch_size
         for domain, test in self.task.tests.items():
             total: Tensor | None = None
             for name, state in server.parts.items():
                 prototype = self.task.clients[name.removeprefix("source ")].prototype
-                outputs = predict_logits(self.task.networks.load(prototype, state, role="student"), test).softmax(1)
+                outputs = predict_logits(self.task.networks.load(prototype, state, role="student"), test, size).softmax(1)
                 total = outputs if total is None else total + outputs
             assert total is not None
             assert test.y is not None, "a test set has labels"

@@ -142,7 +142,8 @@ def _judgement(task: NodeTask, message: Message) -> dict[str, Any]:
     expected = {name: tensor.shape for name, tensor in task.networks.get(prototype).state_dict().items()}
     if {name: tensor.shape for name, tensor in model.items()} != expected:
         return {}
-    return {"accuracy": accuracy(task.networks.load(prototype, model), task.test), "tested": len(task.test)}
+    found = accuracy(task.networks.load(prototype, model), task.test, task.config.evaluation.batch_size)
+    return {"accuracy": found, "tested": len(task.test)}
 
 
 def _import_plugged(about: Mapping[str, Any]) -> None:

@@ -129,7 +129,13 @@ def note_ceiling(
     tests = [test for test in task.tests.values() if test.y is not None]
     together = Samples(torch.cat([test.x for test in tests]))
     table = ensemble_table(
-        teachers, together, weighting, space=space, temperature=options.temperature, direction=options.direction
+        teachers,
+        together,
+        weighting,
+        space=space,
+        temperature=options.temperature,
+        direction=options.direction,
+        batch_size=task.config.evaluation.batch_size,
     )
     right = table.targets.argmax(1).cpu() == torch.cat([test.y for test in tests if test.y is not None])
     by_domain = [float(part.double().mean()) for part in right.split([len(test) for test in tests])]
@@ -142,13 +148,14 @@ def note_ceiling(
 def note_merged(task: Task, models: Mapping[str, State], round: Round) -> bool:
     """Note the accuracy before distillation, in rounds where it is wanted; returns whether this is one."""
     evaluation = task.config.evaluation
-    if not evaluation.ensemble or not task.tests or (round.number % evaluation.every and round.number != round.total):
+    if not evaluation.ensemble or not task.tests or not evaluation.due(round.number, round.total):
         round.note(merged_accuracy=None)  # not measured, and not the accuracy after distillation either
         return False
     clock = time.perf_counter()
+    loaded = lambda name: task.networks.load(name, models[name], role="student")
     merged = Scores(
         {
-            domain: fmean(accuracy(task.networks.load(name, state, role="student"), test) for name, state in models.items())
+            domain: fmean(accuracy(loaded(name), test, evaluation.batch_size) for name in models)
             for domain, test in task.tests.items()
         }
     )
@@ -161,13 +168,13 @@ def note_personal(task: Task, replies: Sequence[Reply], round: Round) -> None:
     """Note how well each client's own model does on its own domain's test set, where the server has one."""
     evaluation = task.config.evaluation
     replies = [reply for reply in replies if reply.domain in task.domains]
-    if not replies or (round.number % evaluation.every and round.number != round.total):
+    if not replies or not evaluation.due(round.number, round.total):
         return
     clock = time.perf_counter()
+    loaded = lambda reply: task.networks.load(reply.prototype, reply.model, role="teacher")
     round.note(
         personal_accuracy={
-            r.client: accuracy(task.networks.load(r.prototype, r.model, role="teacher"), task.domains[r.domain].test)
-            for r in replies
+            reply.client: accuracy(loaded(reply), task.domains[reply.domain].test, evaluation.batch_size) for reply in replies
         }
     )
     round.note(evaluate_seconds=round.notes.get("evaluate_seconds", 0.0) + time.perf_counter() - clock)
