@@ -43,7 +43,7 @@ def soft_labels(public: Samples, targets: Tensor, weight: float, size: int) -> T
     def term(batch: Batch) -> Tensor:
         index = torch.randint(len(public), (size,), generator=batch.rng)
         device = batch.logits.device
-        logits = batch.network(batch.network.normalise(public.x[index].to(device)))
+        logits: Tensor = batch.network(batch.network.normalise(public.x[index].to(device)))
         return -weight * (targets[index].to(device) * logits.log_softmax(1)).sum(1).mean()
 
     return term

@@ -94,8 +94,8 @@ def mutual_information(estimator: nn.Module, one: Tensor, other: Tensor, rng: to
     0.0
     """
     order = torch.randperm(len(other), generator=rng).to(other.device)
-    joint = estimator(torch.cat([one, other], 1))
-    apart = estimator(torch.cat([one, other[order]], 1))
+    joint: Tensor = estimator(torch.cat([one, other], 1))
+    apart: Tensor = estimator(torch.cat([one, other[order]], 1))
     size = torch.tensor(float(len(one)), device=one.device)
     return joint.mean() - (apart.logsumexp(0).squeeze() - size.log())
 
@@ -334,7 +334,7 @@ def feature_loss(critics: Critics, f: Tensor, f_di: Tensor, f_ds: Tensor, option
     """What the features descend besides cross-entropy: DI takes them for the target's, CI learns nothing from the
     domain-specific ones (cross-entropy to uniform), the branches share no information, and together they give f back."""
     fool = F.softplus(critics.domain(f)).mean()  # -log(1 - DI(G(x_s)))
-    confuse = -critics.label(f_ds).log_softmax(1).mean()
+    confuse: Tensor = -critics.label(f_ds).log_softmax(1).mean()
     shared = mutual_information(critics.information, f_di, f_ds, rng)
-    gap = (critics.reconstructor(torch.cat([f_di, f_ds], 1)) - f).square().mean()
+    gap: Tensor = (critics.reconstructor(torch.cat([f_di, f_ds], 1)) - f).square().mean()
     return options.align * fool + options.entropy * confuse + options.information * shared + options.reconstruction * gap

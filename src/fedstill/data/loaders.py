@@ -73,7 +73,8 @@ AnyLoad = TypeVar("AnyLoad", bound=Load)
 def _adopted(name: str, thing: Any) -> Load:
     if not callable(thing):
         raise FedstillError(f"data loader '{name}': not callable")
-    return thing
+    load: Load = thing
+    return load
 
 
 LOADERS: Registry[Load] = Registry("data loader", group="fedstill.loaders", adopt=_adopted)

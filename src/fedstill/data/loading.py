@@ -141,11 +141,12 @@ def _look(source: Source, folder: Path) -> dict[str, Any]:
 
 def _first_image(source: Source) -> Image.Image:
     try:
-        return next(source.raw.train.rows())
+        first: Image.Image = next(source.raw.train.rows())
     except StopIteration:
         raise FedstillError(f"'{source.name}' holds no training samples") from None
     except OSError as error:
         raise FedstillError(f"image 0 of '{source.name}' cannot be decoded: {error}") from error
+    return first
 
 
 def _load(

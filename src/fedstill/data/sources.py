@@ -248,7 +248,8 @@ def _text_column(features: Mapping[str, Any], label: str | None) -> str | None:
 def _labels(split: Any, label: str | None) -> np.ndarray | None:
     if label is None or label not in split.column_names:
         return None
-    return split.select_columns([label]).with_format("arrow")[:][label].to_numpy()
+    values: np.ndarray = split.select_columns([label]).with_format("arrow")[:][label].to_numpy()
+    return values
 
 
 def _number_classes(feature: Any, values: list[np.ndarray | None]) -> tuple[tuple[str, ...], list[np.ndarray | None]]:

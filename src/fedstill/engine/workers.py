@@ -102,7 +102,8 @@ class Worker:
         assert process.stdout is not None
         line = process.stdout.readline()
         if line:
-            return json.loads(line)
+            answer: dict[str, Any] = json.loads(line)
+            return answer
         code = process.wait()
         self._forget()
         return {"error": f"its worker process ended with status {code}"}

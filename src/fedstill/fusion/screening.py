@@ -47,7 +47,7 @@ def not_finite(message: Message) -> str | None:
     """The name of a tensor or value of the message that holds a nan or an infinity, or None."""
     numbers = {name: tensor for name, tensor in message.tensors.items() if tensor.is_floating_point()}
     # a sum is finite only where every element is, short of overflow; the exact check runs where it is not
-    if numbers and not torch.isfinite(sum(tensor.sum() for tensor in numbers.values())):  # type: ignore[arg-type]
+    if numbers and not torch.isfinite(sum((tensor.sum() for tensor in numbers.values()), torch.zeros(()))):
         for name, tensor in numbers.items():
             if not torch.isfinite(tensor).all():
                 return name

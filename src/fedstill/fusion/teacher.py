@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from fedstill.algorithm import Reply
 from fedstill.core.message import State
@@ -36,7 +37,7 @@ def network_of(task: Task, reply: Reply) -> Network:
 
 def teachers_of(task: Task, replies: Sequence[Reply]) -> list[Teacher]:
     """The replies as teachers, each loaded when its turn comes."""
-    return [Teacher(r.client, lambda r=r: network_of(task, r), r) for r in replies]  # type: ignore[misc]
+    return [Teacher(reply.client, partial(network_of, task, reply), reply) for reply in replies]
 
 
 def teacher_from(task: Task, name: str, prototype: str, state: Callable[[], State]) -> Teacher:

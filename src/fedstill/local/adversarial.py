@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -75,7 +75,9 @@ def generator_loss(generated: Tensor, kind: str = "saturating") -> Tensor:
     return -F.softplus(generated).mean() if kind == "saturating" else F.softplus(-generated).mean()
 
 
-def gradient_penalty(discriminate: Any, real: Tensor, generated: Tensor, rng: torch.Generator, norm: str = "sample") -> Tensor:
+def gradient_penalty(
+    discriminate: Callable[[Tensor], Tensor], real: Tensor, generated: Tensor, rng: torch.Generator, norm: str = "sample"
+) -> Tensor:
     """``mean (||grad_x f(x~)|| - 1)^2`` at ``x~ = u x + (1 - u) x'``, u uniform a sample.
 
     ``norm`` is that of a sample's whole gradient, or of its channels at each ``pixel`` as in the authors' code.
@@ -89,7 +91,7 @@ def gradient_penalty(discriminate: Any, real: Tensor, generated: Tensor, rng: to
     u = torch.rand(n, *[1] * (real.ndim - 1), generator=rng).to(real.device)
     between = (u * real[:n] + (1 - u) * generated[:n]).detach().requires_grad_()
     (slope,) = torch.autograd.grad(torch.sigmoid(discriminate(between)).sum(), between, create_graph=True)
-    size = slope.norm(dim=1) if norm == "pixel" else slope.flatten(1).norm(dim=1)
+    size: Tensor = slope.norm(dim=1) if norm == "pixel" else slope.flatten(1).norm(dim=1)
     return (size - 1).square().mean()
 
 
@@ -134,8 +136,12 @@ class Discriminator(nn.Module):
 
     def forward(self, x: Tensor, features: Tensor) -> Tensor:
         """Logits (n,) of inputs ``x`` whose features in the classifier are ``features``."""
-        seen = self.own.features(x) if self.own is not None else features
-        return self.head(seen).squeeze(1)
+        return self.judge(self.own.features(x) if self.own is not None else features)
+
+    def judge(self, features: Tensor) -> Tensor:
+        """Logits (n,) of features of the network that the head reads."""
+        logits: Tensor = self.head(features)
+        return logits.squeeze(1)
 
 
 class Game:
@@ -157,10 +163,16 @@ class Game:
     ):
         self.discriminator, self.generator, self.options, self.features = discriminator, generator, options, features
         self.optimizer = make_optimizer(options.generator_optimizer, list(generator.parameters()))
-        last = options.epochs * steps_per_epoch if options.epochs else None
-        self.discriminator_learns = lambda step: round <= (options.rounds or round) and (last is None or step < last)
-        self.generator_learns = lambda step: round <= (options.generator_rounds or round) and (last is None or step < last)
+        self.round, self.last = round, options.epochs * steps_per_epoch if options.epochs else None
         generator.train()
+
+    def discriminator_learns(self, step: int) -> bool:
+        """Whether the discriminator takes this step."""
+        return self.round <= (self.options.rounds or self.round) and (self.last is None or step < self.last)
+
+    def generator_learns(self, step: int) -> bool:
+        """Whether the generator takes this step."""
+        return self.round <= (self.options.generator_rounds or self.round) and (self.last is None or step < self.last)
 
     def generate(self, batch: Batch) -> Tensor:
         """As many generated samples as the batch has; two at least, since the generator's BatchNorm cannot learn from one."""
@@ -169,10 +181,10 @@ class Game:
     def discriminate(self, generated: Tensor, network: Network) -> Tensor:
         """The discriminator's logits of generated samples (or features)."""
         if self.features:
-            return self.discriminator(generated, generated)
+            return self.discriminator.judge(generated)
         body = self.discriminator.body(network)
         with generated_statistics(body, self.options.generated_norm):
-            return self.discriminator.head(body.features(generated)).squeeze(1)
+            return self.discriminator.judge(body.features(generated))
 
     def term(self, batch: Batch) -> Tensor:
         """Line 22: Eq. 2 on the batch and as many generated samples, weighed as in Eq. 9."""

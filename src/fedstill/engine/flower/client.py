@@ -169,10 +169,10 @@ def client_app(memory: Path | None = None) -> ClientApp:
         try:
             _import_plugged(dict(message.content["fedstill"].items()))
             config = str(message.content["fedstill"]["config"])
-            answer = {"site": _about(config, context.node_config).to_json()}
+            answer = fl.ConfigRecord({"site": _about(config, context.node_config).to_json()})
         except FedstillError as error:
-            answer = {"error": str(error)}
-        return fl.Message(fl.RecordDict({"fedstill": fl.ConfigRecord(answer)}), reply_to=message)  # type: ignore[arg-type]
+            answer = fl.ConfigRecord({"error": str(error)})
+        return fl.Message(fl.RecordDict({"fedstill": answer}), reply_to=message)
 
     @app.train()
     def train(message: fl.Message, context: fl.Context) -> fl.Message:

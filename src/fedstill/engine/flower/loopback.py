@@ -189,7 +189,7 @@ def free_port() -> int:
     """A port that nothing listens on."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 def listening(address: str) -> bool:

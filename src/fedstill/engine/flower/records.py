@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedstill.core.errors import FedstillError, reason_of
-from fedstill.core.message import Message
+from fedstill.core.message import Message, Value
 
 QUIET = {  # Flower and Ray report home and look for updates unless told otherwise before they are imported
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -44,10 +44,12 @@ def from_records(records: fl.RecordDict) -> Message:
     """The message that :func:`to_records` wrote; what is none is refused, since it comes from another machine."""
     try:
         tensors = {str(name): _from_array(array) for name, array in records.array_records["tensors"].items()}
-        values = dict(records.config_records["values"].items())
-        if not all(isinstance(value, int | float | str | bool) for value in values.values()):
-            raise TypeError("values of unknown types")
-        return Message(tensors, values)  # type: ignore[arg-type]
+        values: dict[str, Value] = {}
+        for name, value in records.config_records["values"].items():
+            if not isinstance(value, int | float | str | bool):
+                raise TypeError("values of unknown types")
+            values[name] = value
+        return Message(tensors, values)
     except (KeyError, TypeError, ValueError, AttributeError, EOFError, RuntimeError) as error:
         raise FedstillError(f"not a message: {reason_of(error)}") from error
 

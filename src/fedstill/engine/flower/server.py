@@ -140,11 +140,11 @@ class Flower:
         if reply is None:
             return Outcome(client, reason=reason)
         try:
-            about = dict(reply["fedstill"].items())
+            about: dict[str, Any] = dict(reply["fedstill"].items())
             if "error" in about:
                 return Outcome(client, reason=str(about["error"])[:500])
             message = from_records(reply)
-            judged = (float(about["accuracy"]), int(about["tested"])) if "accuracy" in about else (None, 0)  # type: ignore[arg-type]
+            judged = (float(about["accuracy"]), int(about["tested"])) if "accuracy" in about else (None, 0)
         except (FedstillError, KeyError, TypeError, ValueError, AttributeError) as error:
             return Outcome(client, reason=f"not a reply: {reason_of(error)}")
         read = self.spool.keep(round, phase, client, message)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,7 +61,8 @@ class Own(Network):
         self.module = module
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.module(x)
+        logits: Tensor = self.module(x)
+        return logits
 
     def features(self, x: Tensor) -> Tensor:
         """What goes into the last linear layer."""
@@ -85,8 +87,13 @@ def projection(model: nn.Module, inputs: Tensor | Iterable[Tensor], options: Pro
     ['matrix']
     """
     network = Own(model)
-    extract = lambda x: apply(network.features, network, Samples(x))
-    drawn = lambda x: x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: options.sample].to(x.device)]
+
+    def extract(x: Tensor) -> Tensor:
+        return apply(network.features, network, Samples(x))
+
+    def drawn(x: Tensor) -> Tensor:
+        return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: options.sample].to(x.device)]
+
     # of batches only the features are ever held together
     features = extract(drawn(inputs)) if isinstance(inputs, Tensor) else drawn(torch.cat([extract(x) for x in inputs]))
     return ArrayRecord({name: t.cpu() for name, t in subspace(features, options).items()})
@@ -152,10 +159,7 @@ class FedDF(FedAvg):
         contents = [content for content, _ in sound]
         messages = [message for _, message in sound]
         merged = weighted_sum([message.group("model") for message in messages], self.shares(messages))
-        teachers = [
-            Teacher(str(k), lambda m=message: _load(self.teacher, m.group("model")))  # type: ignore[misc]
-            for k, message in enumerate(messages)
-        ]
+        teachers = [Teacher(str(k), partial(self._teacher, message)) for k, message in enumerate(messages)]
         weighting = _Given(self.weights(messages))
         table = ensemble_table(
             teachers,
@@ -177,6 +181,9 @@ class FedDF(FedAvg):
         log.info("distilled %d teachers in %d steps, loss %.4f to %.4f", len(sound), done.steps, done.first_loss, done.last_loss)
         metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         return ArrayRecord(clone(self.student.module.state_dict())), metrics
+
+    def _teacher(self, message: Message) -> Network:
+        return _load(self.teacher, message.group("model"))
 
     def learning(self, server_round: int) -> Distillation:
         """How the student learns in this round."""

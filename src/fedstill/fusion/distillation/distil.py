@@ -101,7 +101,8 @@ def distil(
         else:
             raw = inputs(len(index), rng).to(device) if inputs is not None else x_all[index]
             x = student.normalise(augment(raw, options.augment.flip, options.augment.crop, rng))
-            live = table(x)  # type: ignore[operator]
+            assert not isinstance(table, Table), "a fixed table has targets"
+            live = table(x)
             wanted, weight = _targets(live, options), live.sample_weight
         if options.mixup is not None:
             x, wanted = mixed(x, wanted, options.mixup, rng)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -49,24 +50,28 @@ def transfer(
     Notes in the round: the merged models' and the ensemble's accuracy, mean teacher weights, losses, and a warning where
     validation data says that distillation hurt.
     """
-    live = {"space": space, "temperature": options.temperature, "direction": options.direction}
-    table: Any
-    viewed = [replace(teacher, load=lambda teacher=teacher: view(teacher.load())) for teacher in teachers]  # type: ignore[misc]
+    table_of = partial(
+        ensemble_table,
+        [_viewed(teacher, view) for teacher in teachers],
+        weighting=weighting,
+        space=space,
+        temperature=options.temperature,
+        direction=options.direction,
+    )
+    table: Table | Callable[[Tensor], Table]
     if options.fresh:
-        table = lambda x: ensemble_table(viewed, Samples(x), weighting, **live)  # type: ignore[arg-type]
+        table = lambda x: table_of(Samples(x))
     else:
-        table = ensemble_table(
-            viewed,
-            samples,
-            weighting,
-            progress=lambda k, of: round.progress("teachers", k, of),
-            **live,  # type: ignore[arg-type]
-        )
+        table = table_of(samples, progress=partial(round.progress, "teachers"))
         note_weights(task, teachers, table, samples, round)
     students = learn(task, models, samples, table, options, round, view=view, inputs=inputs)
     # measured last, so that a weighting which draws at random gives the same model whether or not it is measured
     note_ceiling(task, models, teachers, weighting, options, round, space)
     return students
+
+
+def _viewed(teacher: Teacher, view: Callable[[Network], Network]) -> Teacher:
+    return replace(teacher, load=lambda: view(teacher.load()))
 
 
 def learn(
@@ -93,7 +98,7 @@ def learn(
             rng=round.rng("distil", name),
             validation=task.validation if view(student) is student else None,
             inputs=inputs,
-            progress=lambda step, of, name=name: round.progress(f"distil {name}", step, of),  # type: ignore[misc]
+            progress=partial(round.progress, f"distil {name}"),
         )
         if not math.isfinite(done.last_loss):
             raise FedstillError(
@@ -152,10 +157,10 @@ def note_merged(task: Task, models: Mapping[str, State], round: Round) -> bool:
         round.note(merged_accuracy=None)  # not measured, and not the accuracy after distillation either
         return False
     clock = time.perf_counter()
-    loaded = lambda name: task.networks.load(name, models[name], role="student")
+    size, load = evaluation.batch_size, partial(task.networks.load, role="student")
     merged = Scores(
         {
-            domain: fmean(accuracy(loaded(name), test, evaluation.batch_size) for name in models)
+            domain: fmean(accuracy(load(name, state), test, size) for name, state in models.items())
             for domain, test in task.tests.items()
         }
     )
@@ -171,10 +176,10 @@ def note_personal(task: Task, replies: Sequence[Reply], round: Round) -> None:
     if not replies or not evaluation.due(round.number, round.total):
         return
     clock = time.perf_counter()
-    loaded = lambda reply: task.networks.load(reply.prototype, reply.model, role="teacher")
+    size, load = evaluation.batch_size, partial(task.networks.load, role="teacher")
     round.note(
         personal_accuracy={
-            reply.client: accuracy(loaded(reply), task.domains[reply.domain].test, evaluation.batch_size) for reply in replies
+            reply.client: accuracy(load(reply.prototype, reply.model), task.domains[reply.domain].test, size) for reply in replies
         }
     )
     round.note(evaluate_seconds=round.notes.get("evaluate_seconds", 0.0) + time.perf_counter() - clock)

@@ -53,4 +53,5 @@ class ByCounts(Scored):
 
     def score(self, k: int, network: Network, x: Tensor, features: Tensor) -> Tensor:
         """The expected class-level weight."""
-        return network.head(features).softmax(1) @ self.shares[k].to(features.device)
+        logits: Tensor = network.head(features)
+        return logits.softmax(1) @ self.shares[k].to(features.device)

@@ -81,7 +81,8 @@ def definition(z: Tensor, alpha: float) -> Tensor:
     [[0.5, 0.0], [0.0, 0.0]]
     """
     gram = z @ z.T + alpha * torch.eye(len(z), dtype=z.dtype, device=z.device)
-    return z.T @ torch.linalg.inv(gram) @ z
+    inverse: Tensor = torch.linalg.inv(gram)
+    return z.T @ inverse @ z
 
 
 def iterate(z: Tensor, alpha: float) -> Tensor:
@@ -113,7 +114,7 @@ def projection_matrix(
         return eye - p_hat if literal else eye - alpha * p_hat
     if n < d and not literal:
         lower = torch.linalg.cholesky(z @ z.T + alpha * torch.eye(n, dtype=z.dtype, device=z.device))
-        half = torch.linalg.solve_triangular(lower, z, upper=False)
+        half: Tensor = torch.linalg.solve_triangular(lower, z, upper=False)
         return half.T @ half
     p_hat = torch.cholesky_inverse(torch.linalg.cholesky(z.T @ z + alpha * eye))
     return eye - p_hat if literal else eye - alpha * p_hat
