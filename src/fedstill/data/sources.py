@@ -151,7 +151,7 @@ def _folder_split(place: Path, files: list[Path], classes: tuple[str, ...]) -> R
 
 
 def _open_table(source: str, place: Path, scratch: Path) -> Raw:
-    import datasets
+    import datasets  # slow: seconds, and folders of images do without
 
     datasets.disable_progress_bars()
     try:
@@ -176,7 +176,7 @@ def _open_table(source: str, place: Path, scratch: Path) -> Raw:
 
 
 def _open_hub(source: str, hint: str) -> Raw:
-    import datasets
+    import datasets  # slow: seconds, and folders of images do without
 
     name, _, revision = source.partition("@")
     name, _, config = name.partition(":")
@@ -192,8 +192,8 @@ def _open_hub(source: str, hint: str) -> Raw:
 @contextmanager
 def _offline_if_cut_off() -> Iterator[None]:
     """Without a way to the Hub, look only at what was fetched before, instead of half a minute of retries."""
-    import datasets
-    from huggingface_hub import constants
+    import datasets  # slow
+    from huggingface_hub import constants  # slow
 
     host = urlsplit(constants.ENDPOINT).hostname or ""
     before = (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
@@ -275,7 +275,7 @@ def _table_split(split: Any, column: str, kind: str, labels: np.ndarray | None, 
         split, labels = split.select(rows), labels[rows]
 
     def read(kept: object = keep) -> Iterator[Any]:  # `kept` holds the temporary files for as long as rows may be read
-        import datasets
+        import datasets  # slow: seconds, and folders of images do without
 
         rows = split.select_columns([column])
         if kind == "image":

@@ -52,7 +52,7 @@ def tokenize(texts: Sequence[str], options: TextOptions) -> Tensor:
 
 def _pretrained(name: str, texts: Sequence[str], length: int) -> Tensor:
     try:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer  # optional: an extra
     except ImportError as error:
         raise FedstillError(f"tokenizer 'hf:{name}' needs transformers: pip install 'fedstill[text]'") from error
     try:

@@ -18,7 +18,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
     hello = json.loads(sys.stdin.buffer.readline())
 
-    # imported after the greeting is read, so that the parent need not wait for torch
+    # slow: imported after the greeting is read, so that the parent need not wait for torch
     import torch
 
     from fedstill.algorithms import create

@@ -23,8 +23,8 @@ def _private(path: Path) -> Iterator[IO[bytes]]:
 
 def make_key(path: Path) -> None:
     """An ECDSA key pair for a node: ``path`` (private) and ``path.pub``."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives import serialization  # optional: comes with Flower
+    from cryptography.hazmat.primitives.asymmetric import ec  # optional
 
     key = ec.generate_private_key(ec.SECP384R1())
     plain = serialization.NoEncryption()
@@ -36,10 +36,10 @@ def make_key(path: Path) -> None:
 
 def make_certificates(folder: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1"), days: int = 365) -> None:
     """An authority of one's own (``ca.crt``, ``ca.key``) and a server certificate it signed (``server.crt``, ``server.key``)."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+    from cryptography import x509  # optional: comes with Flower
+    from cryptography.hazmat.primitives import hashes, serialization  # optional
+    from cryptography.hazmat.primitives.asymmetric import ec  # optional
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID  # optional
 
     now = datetime.datetime.now(datetime.UTC)
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
