@@ -2,13 +2,12 @@
 
 Wang et al., DaFKD: Domain-aware Federated Knowledge Distillation, CVPR 2023. Clients train a classifier and a personal
 discriminator that share their layers, against a generator; the server averages models and generators, draws samples, weighs each
-teacher's word on each of them (Eq. 7) and distils (Eq. 8). Appendix A moves the game to features, Appendix B keeps the
-discriminators with the clients.
+teacher's word on each of them (Eq. 7) and distils (Eq. 8). Appendix A moves the game to features; Appendix B, which keeps models
+and discriminators with the clients, is in :mod:`fedstill.algorithms.dafkd_secure`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,25 +15,21 @@ import torch
 from torch import Tensor
 
 from fedstill.algorithm import Client, Reply, Round, Server, algorithm
+from fedstill.algorithms import dafkd_secure as secure
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State, clone
 from fedstill.core.options import Part, Positive
 from fedstill.core.streams import subseed
 from fedstill.fusion.distillation.options import Distillation
-from fedstill.fusion.distillation.transfer import learn, note_merged
-from fedstill.fusion.ensemble import Space, scored_table, summed_space
-from fedstill.fusion.merges import MergeName, by_examples, uniform, weighted_sum, with_statistics
-from fedstill.fusion.screening import not_finite
-from fedstill.fusion.sources import Source, draw
+from fedstill.fusion.ensemble import Space, summed_space
+from fedstill.fusion.merges import MergeName, by_examples, uniform, weighted_sum
+from fedstill.fusion.sources import Source
 from fedstill.fusion.sources.generator import check_range
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
-from fedstill.local.masking import is_key, key_pair, masked, unmasked_state, unmasked_sum
-from fedstill.models.binary import binary_weights
 from fedstill.models.generator import Generator, build_generator
 from fedstill.models.heads import HeadOnly
 from fedstill.models.network import Network
-from fedstill.models.predict import apply
 from fedstill.task import Task
 from fedstill.training.batches import steps_an_epoch
 from fedstill.training.fit import fit
@@ -160,67 +155,50 @@ class DaFKD(FedDF[DaFKDOptions]):
         if chosen.source.generator is not None:
             raise FedstillError("dafkd draws from the generator that its clients trained: leave source.generator out")
         if chosen.secure:
-            self.check_secure(task)
+            secure.check(self)
 
-    def check_secure(self, task: Task) -> None:
-        """What cannot be had where the server sees nobody's model or discriminator."""
-        chosen = self.options
-        if chosen.weighting != "discriminator" or chosen.source.kind != "generator" or chosen.drop_worst or chosen.contrastive:
-            raise FedstillError(
-                "secure = true sums discriminator weights over generated samples: it goes with weighting = 'discriminator', "
-                "source.kind = 'generator', no drop_worst and no contrastive term"
-            )
-        if chosen.distillation.fresh or task.config.model.buffers == "local":
-            raise FedstillError(
-                "secure = true has every client speak once, with the model that it trained: it goes with neither "
-                "distillation.fresh nor model.buffers = 'local'"
-            )
-        if chosen.merge not in ("uniform", "examples"):
-            raise FedstillError(f"secure = true sums models that nobody sees, and merge = '{chosen.merge}' looks at them")
-        if any(binary_weights(task.networks.get(name)) for name in task.networks.prototypes):
-            raise FedstillError("secure = true sums weights, which 1-bit clients do not send")
+    # -- in the server (lines 1 to 14) -----------------------------------------------------------------------------------------
 
-    # -- the parts that are this system's own ----------------------------------------------------------------------------------
+    def start(self) -> Server:
+        """Line 2: initial classifier and generator."""
+        server = super().start()
+        server.parts["generator"] = clone(self.new_generator().state_dict())
+        return server
 
-    def new_generator(self) -> Generator:
-        """The generator with its initial weights, a function of the seed alone."""
-        widths = {self.task.networks.get(name).feature_dim for name in self.task.networks.prototypes}
-        if self.options.level == "features" and len(widths) > 1:
-            raise FedstillError(f"level = 'features' needs models whose features are equally wide, not {sorted(widths)}")
-        part = self.options.generator
-        made = build_generator(
-            part.kind,
-            classes=len(self.task.classes),
-            shape=self.task.shape,
-            feature_dim=min(widths),
-            noise_dim=part.noise_dim,
-            seed=subseed(self.task.seed, "generator"),
-            **part.options,
-        )
-        return made.to(self.task.device)
+    def instruct(self, server: Server, client: str, round: Round) -> Message:
+        """Line 6: the classifier and the generator."""
+        if round.phase in secure.LATER:
+            return secure.instruct(self, server, client, round)
+        message = super().instruct(server, client, round).with_parts(generator=server.parts["generator"])
+        if self.shared and "discriminator" in server.parts:
+            message = message.with_parts(discriminator=server.parts["discriminator"])
+        return message
 
-    def load_generator(self, state: State) -> Generator:
-        """The generator with these weights."""
-        generator = self.new_generator()
-        generator.load_state_dict(state)
-        return generator
+    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Lines 9 to 13."""
+        if self.options.secure:
+            return secure.fuse(self, server, replies, round)
+        replies = self.trusted(replies, round)  # a client that is dropped has no part in the generator either
+        shares = by_examples(replies) if self.options.merge == "examples" else uniform(replies)
+        parts = {"generator": weighted_sum((reply.part("generator") for reply in replies), shares)}  # Eq. 4
+        if self.shared:
+            parts["discriminator"] = weighted_sum((reply.part("discriminator") for reply in replies), shares)
+        pool = parts["generator"] if self.options.pool_generator == "current" else server.parts["generator"]
+        if not self.distils(round.number):
+            return Server(self.merge(server, replies, round), parts, server.values)
+        drawn_from = Server(server.models, {"generator": pool}, server.values)
+        return Server(self.fused(drawn_from, replies, round).models, parts, server.values)  # lines 10 to 13
 
-    @property
-    def space(self) -> Space:
-        """Whether probabilities or logits are summed."""
-        return summed_space(self.options.ensemble, self.options.distillation.direction)
-
-    def distils(self, round: int) -> bool:
-        """Whether this round has a distillation."""
-        return round >= self.options.first_distillation
+    def generator(self, server: Server) -> Generator:
+        """Line 11: the pool comes from the global generator, or wherever else ``source`` says."""
+        return self.load_generator(server.parts["generator"])
 
     # -- in each selected client (lines 15 to 26) --------------------------------------------------------------------------------
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """Lines 16 to 26; under Appendix B in further phases what was trained, and the client's word on the common samples, both
-        masked."""
-        if phase in ("share", "speak"):
-            return self.share(message, client) if phase == "share" else self.speak(message, client)
+        """Lines 16 to 26."""
+        if phase in secure.LATER:
+            return secure.train(self, message, client, phase)
         return super().train(message, client, phase)
 
     def update(self, message: Message, client: Client) -> Message:
@@ -258,8 +236,52 @@ class DaFKD(FedDF[DaFKDOptions]):
             loss=done.loss,
         )
         if self.options.secure:
-            return self.withheld(reply, client)
+            return secure.withhold(reply, client)
         return reply.with_parts(discriminator=discriminator.state()) if self.sends_discriminator else reply  # line 26
+
+    # -- the parts that are this system's own ----------------------------------------------------------------------------------
+
+    def new_generator(self) -> Generator:
+        """The generator with its initial weights, a function of the seed alone."""
+        widths = {self.task.networks.get(name).feature_dim for name in self.task.networks.prototypes}
+        if self.options.level == "features" and len(widths) > 1:
+            raise FedstillError(f"level = 'features' needs models whose features are equally wide, not {sorted(widths)}")
+        part = self.options.generator
+        made = build_generator(
+            part.kind,
+            classes=len(self.task.classes),
+            shape=self.task.shape,
+            feature_dim=min(widths),
+            noise_dim=part.noise_dim,
+            seed=subseed(self.task.seed, "generator"),
+            **part.options,
+        )
+        return made.to(self.task.device)
+
+    def load_generator(self, state: State) -> Generator:
+        """The generator with these weights."""
+        generator = self.new_generator()
+        generator.load_state_dict(state)
+        return generator
+
+    @property
+    def space(self) -> Space:
+        """Whether probabilities or logits are summed."""
+        return summed_space(self.options.ensemble, self.options.distillation.direction)
+
+    def distils(self, round: int) -> bool:
+        """Whether this round has a distillation."""
+        return round >= self.options.first_distillation
+
+    def view(self, network: Network) -> Network:
+        """Generated features go to the heads alone (Appendix A)."""
+        return HeadOnly(network) if self.options.level == "features" else network
+
+    # -- what a reply has ------------------------------------------------------------------------------------------------------
+
+    def phases(self, round: int) -> Sequence[str]:
+        """One exchange; more under Appendix B."""
+        return secure.phases(self, round) if self.options.secure else ("train",)
 
     def reported(self, message: Message, client: Client, late: bool) -> dict[str, State]:
         """What another weighting asks for; the discriminator is this system's own."""
@@ -270,212 +292,29 @@ class DaFKD(FedDF[DaFKDOptions]):
         """Whether the discriminator leaves the client: where it weighs the teachers, or all share one."""
         return self.shared or (self.report == "discriminator" and not self.options.secure)
 
-    def withheld(self, reply: Message, client: Client) -> Message:
-        """Appendix B, first phase: a public key in place of what was trained, which waits in the client's memory."""
-        secret, public = key_pair()
-        kept = client.memory.with_parts(trained=reply.group("model"), made=reply.group("generator"), secret=f"{secret:x}")
-        wrong = not_finite(kept)
-        if wrong is not None:  # masked, nobody would see it
-            raise FedstillError(f"its training diverged: '{wrong}' is not finite")
-        client.memory = kept
-        return Message.of(key=f"{public:x}", samples=reply.values["samples"], loss=reply.values["loss"])
-
-    def share(self, message: Message, client: Client) -> Message:
-        """Appendix B, second phase: the client's share of Eq. 4 and 6, masked. Only sums of models may be known:
-        from a client's own the server would have its soft predictions, and with them linear equations for its factors."""
-        secret, keys = int(str(client.memory.values["secret"]), 16), self.keys(message)
-        mates = {name: keys[name] for name in json.loads(str(message.values["mates"]))}  # those of the same architecture
-
-        def hidden(what: str, share: str, publics: Mapping[str, int]) -> State:
-            part = float(message.values[share])
-            return {
-                name: masked(part * tensor.double(), client.id, secret, publics, f"round {client.round} {what} {name}")
-                for name, tensor in client.memory.group(what).items()
-            }
-
-        reply = Message.of(
-            shared_model=hidden("trained", "own_share", mates),
-            shared_generator=hidden("made", "share", keys),
-            samples=len(client.data),
-        )
-        spent = ("made",) if self.distils(client.round) else ("made", "trained", "secret")
-        client.memory = forgotten(client.memory, *spent)
-        return reply
-
-    @staticmethod
-    def keys(message: Message) -> dict[str, int]:
-        """Everyone's public keys, as the server sent them."""
-        return {name: int(key, 16) for name, key in json.loads(str(message.values["keys"])).items()}
-
-    def speak(self, message: Message, client: Client) -> Message:
-        """Appendix B, third phase: ``f(theta_k; x_i) s(w_k; x_i)`` and ``f(theta_k; x_i)`` of the common samples, masked.
-
-        The paper sends the product in the clear; as soft predictions sum to one, its sum over the classes *is* the factor. So the
-        product is masked as well, and the server learns nothing but the sums over the clients.
-        """
-        generator = self.load_generator(message.group("generator"))
-        rng = torch.Generator().manual_seed(int(message.values["pool_seed"]))
-        samples = draw(self.options.source, self.task, rng, generator)
-        network = self.view(self.task.networks.load(client.prototype, client.memory.group("trained")))
-        mine = client.memory.group("discriminator")
-        discriminator = Discriminator(network, mine, sharing=not self.options.no_sharing).eval()
-
-        def answer(x: Tensor) -> Tensor:
-            features = network.features(x)
-            spoken = network.head(features)
-            if self.space == "probabilities":
-                spoken = (spoken / self.options.distillation.temperature).softmax(1)
-            factor = torch.sigmoid(discriminator(x, features))[:, None]
-            return torch.cat([factor * spoken, factor], 1)
-
-        secret = int(str(client.memory.values["secret"]), 16)
-        hidden = masked(apply(answer, network, samples), client.id, secret, self.keys(message), f"round {client.round} answers")
-        client.memory = forgotten(client.memory, "trained", "secret")
-        return Message.of(answers={"masked": hidden}, samples=len(client.data))
-
-    # -- in the server (lines 1 to 14) -----------------------------------------------------------------------------------------
-
-    def phases(self, round: int) -> Sequence[str]:
-        """One exchange; under Appendix B a second one for the masked weights, and a third in which the clients speak about the
-        common samples."""
-        if not self.options.secure:
-            return ("train",)
-        return ("train", "share", "speak") if self.distils(round) else ("train", "share")
-
     def required(self, phase: str) -> Sequence[str]:
-        """Models and generators; under Appendix B a key, masked weights, masked answers."""
+        """Models and generators, and the discriminators where they leave the clients."""
         if self.options.secure:
-            return {"train": (), "share": ("shared_model", "shared_generator"), "speak": ("answers",)}[phase]
+            return secure.required(phase)
         return ("model", "generator", *(["discriminator"] if self.sends_discriminator else []))
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
-        """Generators, discriminators and masked answers must have the shapes that are expected, and a key must be one."""
+        """Generators and discriminators must have the shapes that are expected; so must masked sums, and a key must be one."""
         network = self.task.networks.get(self.task.clients[client].prototype)
-        answers = torch.empty(self.options.source.size, len(self.task.classes) + 1, device="meta")
-        expected: dict[str, Mapping[str, Tensor]] = {
+        expected: dict[str, State] = {
             "generator": server.parts["generator"],
             "discriminator": Discriminator(network, sharing=not self.options.no_sharing).state(),
+            **(secure.expected(self, server, client) if self.options.secure else {}),
         }
-        hidden = {
-            "shared_model": server.models[self.task.clients[client].prototype],
-            "shared_generator": server.parts["generator"],
-            "answers": {"masked": answers},
-        }
-        for name, state in hidden.items():
-            expected[name] = {key: torch.empty(tensor.shape, dtype=torch.int64, device="meta") for key, tensor in state.items()}
         for name, template in expected.items():
             sent = message.group(name)
             if sent and kinds(sent) != kinds(template):
                 return f"its {name} has not the shape that is expected"
-        if self.options.secure and not message.groups() and not is_key(str(message.values.get("key", ""))):
+        if self.options.secure and secure.without_key(message):
             return "no public key"
         if self.report in (None, "discriminator") or not message.group("model"):
             return None
         return super().screen(server, client, message)  # another weighting's report
-
-    def start(self) -> Server:
-        """Line 2: initial classifier and generator."""
-        server = super().start()
-        server.parts["generator"] = clone(self.new_generator().state_dict())
-        return server
-
-    def instruct(self, server: Server, client: str, round: Round) -> Message:
-        """Line 6: the classifier and the generator; in the second phase the samples' generator and seed, and everyone's keys."""
-        if round.phase in ("share", "speak"):
-            keys = json.dumps(server.values["keys"])
-            if round.phase == "share":
-                own, whole = server.values["shares"][client]
-                kind = {name: self.task.clients[name].prototype for name in server.values["keys"]}
-                mates = json.dumps([name for name in kind if kind[name] == kind[client]])
-                return Message.of(keys=keys, mates=mates, own_share=own, share=whole)
-            seed = self.source_rng(round).initial_seed()
-            return Message.of(generator=server.parts["pool-generator"], pool_seed=seed, keys=keys)
-        message = super().instruct(server, client, round).with_parts(generator=server.parts["generator"])
-        if self.shared and "discriminator" in server.parts:
-            message = message.with_parts(discriminator=server.parts["discriminator"])
-        return message
-
-    def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Lines 9 to 13."""
-        if self.options.secure:
-            return {"train": self.meet, "share": self.gather, "speak": self.hear}[round.phase](server, replies, round)
-        replies = self.trusted(replies, round)  # a client that is dropped has no part in the generator either
-        shares = by_examples(replies) if self.options.merge == "examples" else uniform(replies)
-        parts = {"generator": weighted_sum((reply.part("generator") for reply in replies), shares)}  # Eq. 4
-        if self.shared:
-            parts["discriminator"] = weighted_sum((reply.part("discriminator") for reply in replies), shares)
-        pool = parts["generator"] if self.options.pool_generator == "current" else server.parts["generator"]
-        if not self.distils(round.number):
-            return Server(self.merge(server, replies, round), parts, server.values)
-        drawn_from = Server(server.models, {"generator": pool}, server.values)
-        return Server(self.fused(drawn_from, replies, round).models, parts, server.values)  # lines 10 to 13
-
-    def meet(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Appendix B, after the first phase: who takes part, with which key, and each one's share in the sums of Eq. 4 and 6."""
-        groups = {name: [r for r in replies if r.prototype == name] for name in {r.prototype for r in replies}}
-        lonely = sorted(name for name, group in groups.items() if len(group) < 2)
-        if lonely:
-            raise FedstillError(
-                f"round {round.number}: secure = true hides a client among others, and only one replied with {', '.join(lonely)}"
-            )
-        weigh = by_examples if self.options.merge == "examples" else uniform
-        shares = {reply.client: [0.0, share] for reply, share in zip(replies, weigh(replies), strict=True)}
-        for group in groups.values():
-            for reply, share in zip(group, weigh(group), strict=True):
-                shares[reply.client][0] = share
-        keys = {reply.client: reply.message.values["key"] for reply in replies}
-        return Server(server.models, server.parts, {**server.values, "keys": keys, "shares": shares})
-
-    def gather(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Appendix B, after the second phase: the averages, of which the server knows no part, and where the students start."""
-        self.check_all_came(server, replies, round, "share its weights")
-        generator = unmasked_state([r.part("shared_generator") for r in replies], server.parts["generator"])  # Eq. 4
-        merged = dict(server.models)
-        for name in sorted({reply.prototype for reply in replies}):  # Eq. 6
-            group = [reply.part("shared_model") for reply in replies if reply.prototype == name]
-            merged[name] = with_statistics(self.task, name, unmasked_state(group, server.models[name]))
-        values = {name: value for name, value in server.values.items() if name != "shares"}
-        if not self.distils(round.number):
-            return Server(merged, {"generator": generator}, {name: value for name, value in values.items() if name != "keys"})
-        note_merged(self.task, merged, round)
-        pool = generator if self.options.pool_generator == "current" else server.parts["generator"]
-        starts = self.starts(server, merged, round)
-        return Server({**merged, **starts}, {"generator": generator, "pool-generator": pool}, values)
-
-    def check_all_came(self, server: Server, replies: Sequence[Reply], round: Round, what: str) -> None:
-        """Masks cancel only where everyone who gave a key has answered."""
-        missing = server.values["keys"].keys() - {reply.client for reply in replies}
-        if missing:
-            raise FedstillError(
-                f"round {round.number}: {', '.join(sorted(missing))} did not {what}, so the masks of the others do not cancel; "
-                f"the checkpoint of round {round.number - 1} can be resumed"
-            )
-
-    def hear(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Appendix B, after the third phase: masks cancel in the sum over the clients; then Eq. 7 and 8 as ever."""
-        self.check_all_came(server, replies, round, "speak")
-        sums = unmasked_sum(reply.part("answers")["masked"] for reply in replies).float().to(self.task.device)
-        mass = sums[:, -1:]
-        table = scored_table(
-            sums[:, :-1],
-            mass,
-            mass.new_empty(len(mass), 0),  # nobody's own weights are known
-            space=self.space,
-            temperature=self.options.distillation.temperature,
-        )
-        samples = self.draw(Server({}, {"generator": server.parts["pool-generator"]}), round)
-        models = learn(self.task, server.models, samples, table, self.options.distillation, round, view=self.view)
-        parts = {name: state for name, state in server.parts.items() if name != "pool-generator"}
-        values = {name: value for name, value in server.values.items() if name != "keys"}
-        return Server({**server.models, **models}, parts, values)
-
-    def generator(self, server: Server) -> Generator:
-        """Line 11: the pool comes from the global generator, or wherever else ``source`` says."""
-        return self.load_generator(server.parts["generator"])
-
-    def view(self, network: Network) -> Network:
-        """Generated features go to the heads alone (Appendix A)."""
-        return HeadOnly(network) if self.options.level == "features" else network
 
     def samples(self, server: Server, round: Round) -> Tensor | None:
         """Eight rows of generated images, a column a class, from the same noise every time."""
@@ -487,14 +326,6 @@ class DaFKD(FedDF[DaFKDOptions]):
 def kinds(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Names, shapes and types."""
     return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
-
-
-def forgotten(memory: Message, *names: str) -> Message:
-    """A client's memory without these groups and values."""
-    return Message(
-        {name: tensor for name, tensor in memory.tensors.items() if name.split("/")[0] not in names},
-        {name: value for name, value in memory.values.items() if name not in names},
-    )
 
 
 def class_grid(generator: Generator, rng: torch.Generator, rows: int = 8) -> Tensor:

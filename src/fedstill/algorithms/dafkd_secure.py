@@ -1,0 +1,254 @@
+"""DaFKD, Appendix B: the discriminators and the models stay with the clients, and the server learns only sums over them.
+
+A round has three exchanges in place of one, named as they are here:
+
+* ``train``: clients train as in Algorithm 1 and keep the result; they send a public key, and the server hands out all keys;
+* ``share``: clients send their weights masked; the masks cancel in the sums, which are Eq. 4 and 6;
+* ``speak``: clients send their predictions of the common samples masked, times their factors; the sums are those of Eq. 7 and 8.
+
+:class:`~fedstill.algorithms.dafkd.DaFKD` calls these functions where ``secure = true``; who can learn what is in docs/dafkd.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedstill.algorithm import Client, Reply, Round, Server
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message, State
+from fedstill.fusion.distillation.transfer import learn, note_merged
+from fedstill.fusion.ensemble import scored_table
+from fedstill.fusion.merges import by_examples, uniform, with_statistics
+from fedstill.fusion.screening import not_finite
+from fedstill.fusion.sources import draw
+from fedstill.local.adversarial import Discriminator
+from fedstill.local.masking import is_key, key_pair, masked, unmasked_state, unmasked_sum
+from fedstill.models.binary import binary_weights
+from fedstill.models.predict import apply
+
+if TYPE_CHECKING:
+    from fedstill.algorithms.dafkd import DaFKD
+
+__all__ = ["LATER", "check", "expected", "fuse", "instruct", "phases", "required", "train", "withhold", "without_key"]
+
+LATER = SHARE, SPEAK = "share", "speak"  # the exchanges after the first
+
+
+def check(system: DaFKD) -> None:
+    """Refuse what cannot be had where the server sees nobody's model or discriminator."""
+    task, chosen = system.task, system.options
+    if chosen.weighting != "discriminator" or chosen.source.kind != "generator" or chosen.drop_worst or chosen.contrastive:
+        raise FedstillError(
+            "secure = true sums discriminator weights over generated samples: it goes with weighting = 'discriminator', "
+            "source.kind = 'generator', no drop_worst and no contrastive term"
+        )
+    if chosen.distillation.fresh or task.config.model.buffers == "local":
+        raise FedstillError(
+            "secure = true has every client speak once, with the model that it trained: it goes with neither "
+            "distillation.fresh nor model.buffers = 'local'"
+        )
+    if chosen.merge not in ("uniform", "examples"):
+        raise FedstillError(f"secure = true sums models that nobody sees, and merge = '{chosen.merge}' looks at them")
+    if any(binary_weights(task.networks.get(name)) for name in task.networks.prototypes):
+        raise FedstillError("secure = true sums weights, which 1-bit clients do not send")
+
+
+# -- the exchanges ---------------------------------------------------------------------------------------------------------
+
+
+def phases(system: DaFKD, round: int) -> Sequence[str]:
+    """One for the keys, one for the masked weights, and where the round distils one for the masked predictions."""
+    return ("train", SHARE, SPEAK) if system.distils(round) else ("train", SHARE)
+
+
+def required(phase: str) -> Sequence[str]:
+    """The tensor groups of a reply: none with a key, then masked weights, then masked predictions."""
+    return {"train": (), SHARE: ("shared_model", "shared_generator"), SPEAK: ("answers",)}[phase]
+
+
+def expected(system: DaFKD, server: Server, client: str) -> dict[str, State]:
+    """The names, shapes and types of what is masked."""
+    answers = torch.empty(system.options.source.size, len(system.task.classes) + 1, device="meta")
+    hidden: dict[str, State] = {
+        "shared_model": server.models[system.task.clients[client].prototype],
+        "shared_generator": server.parts["generator"],
+        "answers": {"masked": answers},
+    }
+    return {
+        name: {key: torch.empty(tensor.shape, dtype=torch.int64, device="meta") for key, tensor in state.items()}
+        for name, state in hidden.items()
+    }
+
+
+def without_key(message: Message) -> bool:
+    """Whether a reply of the first exchange, which has no tensors, lacks a key."""
+    return not message.groups() and not is_key(str(message.values.get("key", "")))
+
+
+# -- in each selected client -----------------------------------------------------------------------------------------------
+
+
+def withhold(reply: Message, client: Client) -> Message:
+    """First exchange: a public key in place of what was trained, which waits in the client's memory."""
+    secret, public = key_pair()
+    kept = client.memory.with_parts(trained=reply.group("model"), made=reply.group("generator"), secret=f"{secret:x}")
+    wrong = not_finite(kept)
+    if wrong is not None:  # masked, nobody would see it
+        raise FedstillError(f"its training diverged: '{wrong}' is not finite")
+    client.memory = kept
+    return Message.of(key=f"{public:x}", samples=reply.values["samples"], loss=reply.values["loss"])
+
+
+def train(system: DaFKD, message: Message, client: Client, phase: str) -> Message:
+    """What a client answers after the first exchange."""
+    return masked_weights(system, message, client) if phase == SHARE else masked_predictions(system, message, client)
+
+
+def masked_weights(system: DaFKD, message: Message, client: Client) -> Message:
+    """Second exchange: the client's share of Eq. 4 and 6, masked. Only sums of models may be known: from a client's own the
+    server would have its soft predictions, and with them linear equations for its factors."""
+    secret, keys = int(str(client.memory.values["secret"]), 16), keys_in(message)
+    mates = {name: keys[name] for name in json.loads(str(message.values["mates"]))}  # those of the same architecture
+
+    def hidden(what: str, share: str, publics: Mapping[str, int]) -> State:
+        part = float(message.values[share])
+        return {
+            name: masked(part * tensor.double(), client.id, secret, publics, f"round {client.round} {what} {name}")
+            for name, tensor in client.memory.group(what).items()
+        }
+
+    reply = Message.of(
+        shared_model=hidden("trained", "own_share", mates),
+        shared_generator=hidden("made", "share", keys),
+        samples=len(client.data),
+    )
+    spent = ("made",) if system.distils(client.round) else ("made", "trained", "secret")
+    client.memory = forgotten(client.memory, *spent)
+    return reply
+
+
+def masked_predictions(system: DaFKD, message: Message, client: Client) -> Message:
+    """Third exchange: ``f(theta_k; x_i) s(w_k; x_i)`` and ``f(theta_k; x_i)`` of the common samples, masked.
+
+    The paper sends the product in the clear; as soft predictions sum to one, its sum over the classes *is* the factor. So the
+    product is masked as well, and the server learns nothing but the sums over the clients.
+    """
+    task, options = system.task, system.options
+    generator = system.load_generator(message.group("generator"))
+    rng = torch.Generator().manual_seed(int(message.values["pool_seed"]))
+    samples = draw(options.source, task, rng, generator)
+    network = system.view(task.networks.load(client.prototype, client.memory.group("trained")))
+    mine = client.memory.group("discriminator")
+    discriminator = Discriminator(network, mine, sharing=not options.no_sharing).eval()
+
+    def products(x: Tensor) -> Tensor:
+        features = network.features(x)
+        outputs = network.head(features)
+        if system.space == "probabilities":
+            outputs = (outputs / options.distillation.temperature).softmax(1)
+        factor = torch.sigmoid(discriminator(x, features))[:, None]
+        return torch.cat([factor * outputs, factor], 1)
+
+    secret = int(str(client.memory.values["secret"]), 16)
+    hidden = masked(apply(products, network, samples), client.id, secret, keys_in(message), f"round {client.round} answers")
+    client.memory = forgotten(client.memory, "trained", "secret")
+    return Message.of(answers={"masked": hidden}, samples=len(client.data))
+
+
+def keys_in(message: Message) -> dict[str, int]:
+    """Everyone's public keys, as the server sent them."""
+    return {name: int(key, 16) for name, key in json.loads(str(message.values["keys"])).items()}
+
+
+def forgotten(memory: Message, *names: str) -> Message:
+    """A client's memory without these groups and values."""
+    return Message(
+        {name: tensor for name, tensor in memory.tensors.items() if name.split("/")[0] not in names},
+        {name: value for name, value in memory.values.items() if name not in names},
+    )
+
+
+# -- in the server -----------------------------------------------------------------------------------------------------------
+
+
+def instruct(system: DaFKD, server: Server, client: str, round: Round) -> Message:
+    """After the first exchange: everyone's keys, with the client's shares in the sums, or the common samples' generator and
+    seed."""
+    keys = json.dumps(server.values["keys"])
+    if round.phase == SHARE:
+        own, whole = server.values["shares"][client]
+        kind = {name: system.task.clients[name].prototype for name in server.values["keys"]}
+        mates = json.dumps([name for name in kind if kind[name] == kind[client]])
+        return Message.of(keys=keys, mates=mates, own_share=own, share=whole)
+    seed = system.source_rng(round).initial_seed()
+    return Message.of(generator=server.parts["pool-generator"], pool_seed=seed, keys=keys)
+
+
+def fuse(system: DaFKD, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+    """What the server does after each exchange."""
+    step = {"train": collect_keys, SHARE: sum_weights, SPEAK: sum_predictions}[round.phase]
+    return step(system, server, replies, round)
+
+
+def collect_keys(system: DaFKD, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+    """After the first exchange: who takes part, with which key, and each one's share in the sums of Eq. 4 and 6."""
+    groups = {name: [r for r in replies if r.prototype == name] for name in {r.prototype for r in replies}}
+    lonely = sorted(name for name, group in groups.items() if len(group) < 2)
+    if lonely:
+        raise FedstillError(
+            f"round {round.number}: secure = true hides a client among others, and only one replied with {', '.join(lonely)}"
+        )
+    weigh = by_examples if system.options.merge == "examples" else uniform
+    shares = {reply.client: [0.0, share] for reply, share in zip(replies, weigh(replies), strict=True)}
+    for group in groups.values():
+        for reply, share in zip(group, weigh(group), strict=True):
+            shares[reply.client][0] = share
+    keys = {reply.client: reply.message.values["key"] for reply in replies}
+    return Server(server.models, server.parts, {**server.values, "keys": keys, "shares": shares})
+
+
+def sum_weights(system: DaFKD, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+    """After the second exchange: the averages, of which the server knows no part, and where the students start."""
+    check_complete(server, replies, round, "share its weights")
+    generator = unmasked_state([r.part("shared_generator") for r in replies], server.parts["generator"])  # Eq. 4
+    merged = dict(server.models)
+    for name in sorted({reply.prototype for reply in replies}):  # Eq. 6
+        group = [reply.part("shared_model") for reply in replies if reply.prototype == name]
+        merged[name] = with_statistics(system.task, name, unmasked_state(group, server.models[name]))
+    values = {name: value for name, value in server.values.items() if name != "shares"}
+    if not system.distils(round.number):
+        return Server(merged, {"generator": generator}, {name: value for name, value in values.items() if name != "keys"})
+    note_merged(system.task, merged, round)
+    pool = generator if system.options.pool_generator == "current" else server.parts["generator"]
+    starts = system.starts(server, merged, round)
+    return Server({**merged, **starts}, {"generator": generator, "pool-generator": pool}, values)
+
+
+def sum_predictions(system: DaFKD, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+    """After the third exchange: masks cancel in the sum over the clients; then Eq. 7 and 8 as ever."""
+    check_complete(server, replies, round, "speak")
+    task, options = system.task, system.options.distillation
+    sums = unmasked_sum(reply.part("answers")["masked"] for reply in replies).float().to(task.device)
+    mass = sums[:, -1:]
+    nobody = mass.new_empty(len(mass), 0)  # no client's own weights are known
+    table = scored_table(sums[:, :-1], mass, nobody, space=system.space, temperature=options.temperature)
+    samples = system.draw(Server({}, {"generator": server.parts["pool-generator"]}), round)
+    models = learn(task, server.models, samples, table, options, round, view=system.view)
+    parts = {name: state for name, state in server.parts.items() if name != "pool-generator"}
+    values = {name: value for name, value in server.values.items() if name != "keys"}
+    return Server({**server.models, **models}, parts, values)
+
+
+def check_complete(server: Server, replies: Sequence[Reply], round: Round, what: str) -> None:
+    """Masks cancel only where everyone who gave a key has answered."""
+    missing = server.values["keys"].keys() - {reply.client for reply in replies}
+    if missing:
+        raise FedstillError(
+            f"round {round.number}: {', '.join(sorted(missing))} did not {what}, so the masks of the others do not cancel; "
+            f"the checkpoint of round {round.number - 1} can be resumed"
+        )
