@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fedstill.algorithms import algorithms
 from fedstill.cli.reference import reference
+from fedstill.config.tables import Config
+from fedstill.core.options import table_in
+from fedstill.fusion.weightings import options_kind, weightings
 from fedstill.run.configuration import resolve
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +45,22 @@ def test_python_examples_run(text, tmp_path, monkeypatch):
 def test_configuration_page_lists_every_option():
     page = (ROOT / "docs" / "configuration.md").read_text()
     assert page.split("<!-- options -->")[1].strip() == reference().strip(), "run: python -m fedstill.cli.reference"
+
+
+def tables(kind):
+    """A table of options and all that it holds."""
+    inner = [table_in(field.annotation) for field in kind.model_fields.values()]
+    return {kind}.union(*(tables(found) for found in inner if found is not None))
+
+
+def test_every_option_is_described_where_it_stands():
+    roots = [Config, *(kind.Options for kind in algorithms().values()), *filter(None, map(options_kind, weightings()))]
+    found = set().union(*map(tables, roots))
+    assert len(found) > 30, "tables are no longer found"
+    missing = [
+        f"{kind.__module__}.{kind.__name__}.{n}" for kind in found for n, f in kind.model_fields.items() if not f.description
+    ]
+    assert not missing, f"no string below: {', '.join(sorted(missing))}"
 
 
 def test_links_between_pages_lead_somewhere():

@@ -30,11 +30,17 @@ __all__ = ["Cronus", "CronusOptions", "soft_labels"]
 
 
 class CronusOptions(PublicOptions):
-    """``weighting``: how the server agrees on a sample, any that votes; ``weight``: of public samples in the clients' loss."""
+    """How the server agrees on soft labels, and how clients learn them."""
 
     weighting: str = "spectral"
+    """How the server agrees on a sample's soft label: any weighting that votes (``spectral``, ``median``, ``trimmed-mean``,
+    ``vote``)."""
+
     weighting_options: dict[str, Any] = {}
+    """Options of the weighting; those of each are listed with the weightings."""
+
     weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the public samples' soft labels in the clients' loss."""
 
 
 def soft_labels(public: Samples, targets: Tensor, weight: float, size: int) -> Term:

@@ -40,11 +40,17 @@ __all__ = ["DaFKD", "DaFKDOptions", "GeneratorPart"]
 
 
 class GeneratorPart(Part):
-    """A generator: its kind (``fedstill.models.generator_kinds``), the width of its noise, and the options of its kind."""
+    """A generator."""
 
-    kind: str = "mlp-conditional"  # two embeddings and fully connected layers, the paper's words
+    kind: str = "mlp-conditional"
+    """Architecture of the generator. ``mlp-conditional`` is what DaFKD's paper describes: two embeddings and fully connected
+    layers."""
+
     noise_dim: Positive = 100
+    """Width of the noise."""
+
     options: dict[str, Any] = {}
+    """Further arguments of the generator's builder."""
 
 
 # What the authors' code does where it differs from the paper (docs/dafkd.md has the table)
@@ -78,14 +84,24 @@ AUTHORS_CODE: Mapping[str, Any] = {
 
 
 class DaFKDOptions(FedDFOptions):
-    """The paper's defaults; ``preset = "authors-code"`` changes them to what the authors' code does. Where both are silent the
-    comment says what is ours."""
+    """The paper's values, where it gives them."""
 
     preset: Literal["paper", "authors-code"] = "paper"
-    merge: MergeName = "uniform"  # Eq. 6
-    source: Source = Source(kind="generator", size=1280)  # the size is the code's; the paper does not say
-    weighting: str = "discriminator"  # Eq. 7
-    ensemble: Space = "probabilities"  # Eq. 8
+    """``authors-code`` changes the paper's defaults to what the authors' code does (docs/dafkd.md)."""
+
+    merge: MergeName = "uniform"
+    """How the clients' models are merged (Eq. 6). Generators are averaged uniformly (Eq. 4), or by examples if this is
+    ``examples``."""
+
+    source: Source = Source(kind="generator", size=1280)
+    """The samples that the teachers predict. The size is the authors' code's; the paper gives none."""
+
+    weighting: str = "discriminator"
+    """How much each teacher counts for each sample (Eq. 7)."""
+
+    ensemble: Space = "probabilities"
+    """What is averaged over the teachers (Eq. 8)."""
+
     distillation: Distillation = Distillation(
         steps=1600,  # the code's; the paper does not say
         batch_size=32,
@@ -94,16 +110,37 @@ class DaFKDOptions(FedDFOptions):
         clip=None,
         patience=None,
     )
+    """How the student learns (Eq. 8)."""
+
     generator: GeneratorPart = GeneratorPart()
+    """The generator that the clients train."""
+
     adversarial: Adversarial = Adversarial()
-    local_optimizer: Optimizer | None = None  # instead of [local]'s, for classifier and discriminator
-    no_sharing: bool = False  # Table 3: the discriminator is a network of its own
-    no_correlation: bool = False  # Table 3: every teacher counts alike
-    level: Literal["images", "features"] = "images"  # Appendix A: generate features of the layer before the head
-    secure: bool = False  # Appendix B: discriminators and models stay, the server learns only sums over the clients
-    discriminator: Literal["personal", "shared"] = "personal"  # each client keeps its own, or the server averages and sends one
-    pool_generator: Literal["current", "previous"] = "current"  # Algorithm 1, line 11
-    first_distillation: Positive = 1  # the first round that distils
+    """The game of classifier, discriminator and generator."""
+
+    local_optimizer: Optimizer | None = None
+    """Optimiser of classifier and discriminator, instead of ``local.optimizer``."""
+
+    no_sharing: bool = False
+    """The discriminator is a network of its own and shares no layers (ablation, Table 3)."""
+
+    no_correlation: bool = False
+    """Every teacher counts alike (ablation, Table 3)."""
+
+    level: Literal["images", "features"] = "images"
+    """Whether images are generated, or features of the layer before the head (Appendix A)."""
+
+    secure: bool = False
+    """Models and discriminators stay with the clients, and the server learns only sums over the clients (Appendix B)."""
+
+    discriminator: Literal["personal", "shared"] = "personal"
+    """Whether each client keeps its own, or the server averages them and sends one to all."""
+
+    pool_generator: Literal["current", "previous"] = "current"
+    """The generator that samples are drawn from: this round's (Algorithm 1, line 11), or the one before (the authors' code)."""
+
+    first_distillation: Positive = 1
+    """The first round that distils; 2 in the authors' code."""
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -48,18 +48,38 @@ __all__ = ["FADA", "Critics", "FADAOptions", "attention", "mutual_information", 
 class FADAOptions(Options):
     """Weights and rates are those of the modules in the authors' related code (DAL, digits); no code of FADA itself is public."""
 
-    sync_every: Positive = 1  # batches between synchronisations; the paper's 1 makes a round of as many exchanges as batches
-    align: Annotated[float, Field(ge=0)] = 0.01  # fooling the domain identifier
-    entropy: Annotated[float, Field(ge=0)] = 0.01  # confusing the class identifier on domain-specific features
-    information: Annotated[float, Field(ge=0)] = 1e-4  # mutual information of the two branches
+    sync_every: Positive = 1
+    """Batches between synchronisations. The paper's 1 makes a round of as many exchanges as batches."""
+
+    align: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of fooling the domain identifier."""
+
+    entropy: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of confusing the class identifier on domain-specific features."""
+
+    information: Annotated[float, Field(ge=0)] = 1e-4
+    """Weight of the mutual information of domain-invariant and domain-specific features."""
+
     reconstruction: Annotated[float, Field(ge=0)] = 0.01
-    # Gains are of the within-cluster sum of squares ("sum", the paper), or of its share in the total ("share"): the sum grows
-    # with the scale of the features and the number of samples, and its softmax picks whichever source has the smallest features.
+    """Weight of the squared error when both kinds of features reconstruct the backbone's."""
+
+    # The sum grows with the scale of the features and the number of samples, and its softmax picks whichever source has the
+    # smallest features; hence the share.
     attention: Literal["share", "sum", "uniform"] = "share"
-    clusters: Positive | None = None  # of k-means; the number of classes where not given
-    attended: Positive = 512  # target samples that attention looks at
-    width: Positive = 256  # of the identifiers' and the estimator's hidden layers (DAL: 256, 512)
-    optimizer: Optimizer = Optimizer(name="adam", lr=2e-4, weight_decay=5e-4)  # of the critics
+    """How sources are weighed: by how much their update tightens the clusters of the target's features, measured by the
+    within-cluster sum of squares (``sum``, the paper) or by its share in the total (``share``); or all alike (``uniform``)."""
+
+    clusters: Positive | None = None
+    """Clusters of k-means in the attention; the number of classes if not set."""
+
+    attended: Positive = 512
+    """Target samples that the attention looks at."""
+
+    width: Positive = 256
+    """Width of the hidden layers of the identifiers and of the estimator of mutual information (DAL: 256, 512)."""
+
+    optimizer: Optimizer = Optimizer(name="adam", lr=2e-4, weight_decay=5e-4)
+    """Optimiser of all that a source has besides its model: the critics, the domain-specific branch and the reconstructor."""
 
 
 class Critics(nn.Module):

@@ -28,10 +28,13 @@ __all__ = ["FD", "FDOptions", "label_means", "leave_one_out"]
 
 
 class FDOptions(PersonalOptions):
-    """``gamma``: weight of the others' knowledge; ``space``: whether outputs are averaged as logits or after the softmax."""
+    """How predictions are averaged and learned."""
 
     gamma: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the others' mean predictions in a client's loss."""
+
     space: Literal["logits", "probabilities"] = "logits"
+    """Whether outputs are averaged as logits or after the softmax."""
 
 
 def leave_one_out(means: Tensor, held: Tensor, own: int | None) -> tuple[Tensor, Tensor]:

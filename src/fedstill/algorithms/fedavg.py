@@ -21,11 +21,13 @@ __all__ = ["FedAvg", "FedAvgOptions", "FedAvgT"]
 
 
 class FedAvgOptions(Options):
-    """``merge``: weigh clients by their number of examples (the paper), all alike, or another merge of the common set;
-    ``drop_worst``: leave out clients that predict no better than chance (FedDF, Table 3)."""
+    """How the clients' models become one."""
 
     merge: MergeName = "examples"
+    """How the clients' models are merged: weighed by their numbers of examples in the paper."""
+
     drop_worst: DropWorst | None = None
+    """Leave out clients that predict no better than chance (FedDF, Table 3); needs ``data.validation``."""
 
 
 FedAvgT = TypeVar("FedAvgT", bound=FedAvgOptions, covariant=True, default=FedAvgOptions)

@@ -24,10 +24,13 @@ __all__ = ["FedAvgM", "momentum_step"]
 
 
 class FedAvgMOptions(FedAvgOptions):
-    """``beta``: the momentum (FedDF searches .1 to .4); ``form``: how the velocity is kept."""
+    """The server's momentum."""
 
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    """Momentum of the server; FedDF searches 0.1 to 0.4."""
+
     form: Literal["heavy-ball", "ema"] = "heavy-ball"
+    """``heavy-ball``: v = beta v + d (FedDF's paper and code). ``ema``: v = beta v + (1 - beta) d (MOON's and FedBE's code)."""
 
 
 def momentum_step(before: State, average: State, velocity: State, beta: float, form: str, names: set[str]) -> tuple[State, State]:

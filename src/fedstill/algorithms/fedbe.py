@@ -39,15 +39,35 @@ __all__ = ["FedBE", "FedBEOptions"]
 class FedBEOptions(FedDFOptions):
     """The paper's values; where it is silent, its authors' code's."""
 
-    posterior: Literal["gaussian", "unit-gaussian", "dirichlet", "swag"] = "gaussian"  # unit-gaussian is the authors' code
+    posterior: Literal["gaussian", "unit-gaussian", "dirichlet", "swag"] = "gaussian"
+    """Where sampled teachers come from. ``gaussian``: mean and variance of the clients' weights. ``unit-gaussian``: of their
+    normalised updates (the authors' code). ``dirichlet``: random averages of the clients. ``swag``: SWAG around the clients, with
+    the other defaults of FedDF's Table 7 and code."""
+
     samples: Annotated[int, Field(ge=0)] = 10
-    scale: Annotated[float, Field(gt=0)] = 1.0  # of the variance (gaussian, swag; the SWAG paper has 0.5)
-    spread: Annotated[float, Field(gt=0)] = 0.1  # of the deviation (unit-gaussian)
-    alpha: Annotated[float, Field(gt=0)] = 0.5  # of the Dirichlet
-    clients_teach: bool = True  # besides the samples
+    """Sampled teachers."""
+
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the variance (gaussian, swag); the SWAG paper has 0.5."""
+
+    spread: Annotated[float, Field(gt=0)] = 0.1
+    """Factor of the standard deviation (unit-gaussian)."""
+
+    alpha: Annotated[float, Field(gt=0)] = 0.5
+    """Concentration of the Dirichlet distribution (dirichlet)."""
+
+    clients_teach: bool = True
+    """Whether the clients teach besides the samples."""
+
     average_teaches: bool = True
-    recalibrate: bool = False  # estimate each sample's BatchNorm statistics on the server's data
+    """Whether the clients' average teaches as well."""
+
+    recalibrate: bool = False
+    """Estimate each sampled teacher's BatchNorm statistics on the server's data."""
+
     ensemble: Space = "probabilities"
+    """What is averaged over the teachers."""
+
     distillation: Distillation = Distillation(
         sharpen=0.5,  # p^2, normalised
         reduction="mean",
@@ -57,6 +77,7 @@ class FedBEOptions(FedDFOptions):
         clip=None,
         averaging=Averaging(start=500, every=25),
     )
+    """How the student learns."""
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -26,9 +26,15 @@ __all__ = ["FedD3A", "FedD3AOptions"]
 class FedD3AOptions(FedDFOptions):
     """The paper's values, where it gives them."""
 
-    merge: MergeName = "uniform"  # "Average(...)" in Algorithm 1
-    weighting: str = "soft"  # Eq. 6; Table 1 has onehot, avg and random besides
-    ensemble: Space = "probabilities"  # Eq. 7
+    merge: MergeName = "uniform"
+    """How the clients' models are merged into the student's start: "Average(...)" in Algorithm 1."""
+
+    weighting: str = "soft"
+    """How much each teacher counts for each sample (Eq. 6). Table 1 also has ``onehot``, ``avg`` and ``random``."""
+
+    ensemble: Space = "probabilities"
+    """What is averaged over the teachers (Eq. 7)."""
+
     distillation: Distillation = Distillation(
         direction="forward",  # Eq. 8 is written the other way round, which measured no better: docs/fedd3a.md
         epochs=1,
@@ -37,7 +43,10 @@ class FedD3AOptions(FedDFOptions):
         schedule="constant",
         clip=None,
     )
-    rate: Schedule = Schedule(kind="cosine", final=1e-4)  # of the server's learning rate over the rounds
+    """How the student learns (Eq. 8)."""
+
+    rate: Schedule = Schedule(kind="cosine", final=1e-4)
+    """The server's learning rate over the rounds."""
 
 
 @algorithm

@@ -44,29 +44,56 @@ class Contrastive(Part):
     """MOON's term in the clients' objective."""
 
     mu: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the term."""
+
     temperature: Annotated[float, Field(gt=0)] = 0.5
+    """Temperature of the similarities."""
 
 
 class Personal(Part):
     """How a client whose model is its own learns from the server's: ``weight * T^2 * KL(global || local)``."""
 
     weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the term; 0 leaves it out."""
+
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature T of both softmaxes."""
 
 
 class FedDFOptions(Options):
     """Every part of a system that distils on the server; the defaults are the paper's."""
 
-    merge: MergeName = "examples"  # where the student starts (Alg. 1, line 6)
+    merge: MergeName = "examples"
+    """How the clients' models are merged into the student's start (FedDF, Algorithm 1, line 6)."""
+
     source: Source = Source()
+    """The samples that the teachers predict."""
+
     weighting: str = "uniform"
-    weighting_options: dict[str, Any] = {}  # the weighting's own, listed at the end of docs/configuration.md
+    """How much each teacher counts for each sample."""
+
+    weighting_options: dict[str, Any] = {}
+    """Options of the weighting; those of each are listed with the weightings."""
+
     ensemble: Space = "logits"
+    """What is averaged over the teachers: their logits (FedDF's AVGLOGITS), their probabilities, or the divergences from each of
+    them."""
+
     distillation: Distillation = Distillation()
+    """How the student learns."""
+
     drop_worst: DropWorst | None = None
-    proximal: Annotated[float, Field(ge=0)] = 0.0  # FedProx's mu in the clients' objective (Table 8)
+    """Leave out clients that predict no better than chance (FedDF, Table 3); needs ``data.validation``."""
+
+    proximal: Annotated[float, Field(ge=0)] = 0.0
+    """Weight mu of FedProx's term in the clients' objective (FedDF, Table 8)."""
+
     contrastive: Contrastive | None = None
-    personal: Personal = Personal()  # where model.student is set: clients keep their own models
+    """MOON's term in the clients' objective."""
+
+    personal: Personal = Personal()
+    """How clients learn from the server's model if they keep their own (``model.student``): the term ``weight * T^2 * KL(server
+    || client)``."""
 
     @model_validator(mode="after")
     def _resolve(self) -> FedDFOptions:
@@ -88,9 +115,10 @@ AUTHORS_CODE: Mapping[str, Any] = {
 
 
 class FedDFPreset(FedDFOptions):
-    """FedDF's own: ``preset = "authors-code"`` changes the paper's defaults to what the authors' code does."""
+    """FedDF's own options."""
 
     preset: Literal["paper", "authors-code"] = "paper"
+    """``authors-code`` changes the paper's defaults to what the authors' code does (docs/feddf.md)."""
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:

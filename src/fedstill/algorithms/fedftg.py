@@ -40,23 +40,56 @@ __all__ = ["FedFTG", "FedFTGOptions", "disagreement"]
 
 
 class FedFTGOptions(FedAvgOptions):
-    """The authors' values; ``hard``, ``class_level`` and ``label_sampling`` are the paper's three ideas, each can be left out."""
+    """How generator and student play. The paper's three ideas, ``hard``, ``class_level`` and ``label_sampling``, can each be left
+    out."""
 
     generator: GeneratorPart = GeneratorPart(kind="conditional")
-    iterations: Positive = 10  # a round, each with the generator's steps and then the student's
+    """The generator, which must be conditional."""
+
+    iterations: Positive = 10
+    """Iterations in a round: one step of the generator for each client, then the student's steps."""
+
     student_steps: Positive = 5
+    """Steps of the student in an iteration."""
+
     batch_size: Positive = 64
+    """Generated samples in a batch; the authors' code has 50."""
+
     generator_optimizer: Optimizer = Optimizer(name="adam", lr=0.01)
+    """The generator's optimiser, new in each round."""
+
     student_optimizer: Optimizer = Optimizer(name="sgd", lr=0.1, weight_decay=1e-3)
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.998  # of both rates, a round
-    hard: Annotated[float, Field(ge=0)] = 1.0  # weight of hard sample mining
-    classification: Annotated[float, Field(ge=0)] = 1.0  # lambda_cls
-    diversity: Annotated[float, Field(ge=0)] = 1.0  # lambda_dis
-    class_level: bool = True  # weigh clients class by class; else by their numbers of examples
-    label_sampling: Literal["counts", "uniform"] = "counts"  # p(y) in proportion to how many samples the clients have
-    gap: Literal["kl", "l1"] = "kl"  # how disagreement is measured: the paper's divergence, or the code's gap of logits
-    reduction: Literal["batchmean", "mean"] = "batchmean"  # the code divides the student's loss by the classes as well
-    student_norm: Literal["frozen", "train"] = "frozen"  # BatchNorm statistics while fine-tuning; the paper's models have none
+    """The student's optimiser, new in each round."""
+
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.998
+    """Factor of both learning rates from one round to the next."""
+
+    hard: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of hard sample mining in the generator's loss."""
+
+    classification: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the clients' cross-entropy in the generator's loss, lambda_cls."""
+
+    diversity: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the diversity loss in the generator's loss, lambda_dis."""
+
+    class_level: bool = True
+    """Weigh clients class by class; otherwise by their numbers of examples."""
+
+    label_sampling: Literal["counts", "uniform"] = "counts"
+    """Labels of generated samples: in proportion to how many samples the clients have, or uniform."""
+
+    gap: Literal["kl", "l1"] = "kl"
+    """How the disagreement of student and client is measured. ``kl``: KL(student || client), the paper's divergence, whose
+    direction is not settled. ``l1``: the mean gap of the logits (the authors' code)."""
+
+    reduction: Literal["batchmean", "mean"] = "batchmean"
+    """``batchmean`` divides the student's loss by the number of samples, ``mean`` also by the number of classes (the authors'
+    code)."""
+
+    student_norm: Literal["frozen", "train"] = "frozen"
+    """BatchNorm of the student while it is tuned: running statistics kept, or batch statistics. The paper's models have no
+    BatchNorm."""
 
 
 def disagreement(student: Tensor, teacher: Tensor, gap: str = "kl") -> Tensor:

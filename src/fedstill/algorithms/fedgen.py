@@ -38,20 +38,43 @@ class FedGenOptions(FedAvgOptions):
     """The values of the authors' code for MNIST."""
 
     noise_dim: Positive = 32
+    """Width of the generator's noise."""
+
     hidden: Positive = 256
-    # the server's generator
-    steps: Positive = 50  # a round
+    """Width of the generator's hidden layer."""
+
+    steps: Positive = 50
+    """Steps of the generator in a round."""
+
     batch_size: Positive = 32
+    """Generated features in a batch while the generator learns."""
+
     optimizer: Optimizer = Optimizer(name="adam", lr=3e-4, weight_decay=1e-2)
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # of its rate, a round
-    teacher: Annotated[float, Field(ge=0)] = 1.0  # weight of the clients' cross-entropy
-    adversarial: Annotated[float, Field(ge=0)] = 0.0  # of the student's disagreement; off in every published configuration
+    """The generator's optimiser, whose state is kept from round to round."""
+
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.98
+    """Factor of the generator's learning rate from one round to the next."""
+
+    teacher: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the clients' cross-entropy in the generator's loss."""
+
+    adversarial: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the student's disagreement with the clients in the generator's loss; 0 in every published configuration."""
+
     diversity: Annotated[float, Field(ge=0)] = 1.0
-    # the clients' terms, from the second round on
-    generative: Annotated[float, Field(ge=0)] = 10.0  # cross-entropy of generated features
-    latent: Annotated[float, Field(ge=0)] = 10.0  # KL from what generated features of the same label give
-    term_decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # of both, a round
+    """Weight of the diversity loss in the generator's loss."""
+
+    generative: Annotated[float, Field(ge=0)] = 10.0
+    """Weight of the cross-entropy on generated features in a client's loss, from the second round on."""
+
+    latent: Annotated[float, Field(ge=0)] = 10.0
+    """Weight of the divergence from the predictions for generated features of the same labels, from the second round on."""
+
+    term_decay: Annotated[float, Field(gt=0, le=1)] = 0.98
+    """Factor of both weights in the clients' loss from one round to the next."""
+
     generated_batch: Positive = 32
+    """Generated features beside each of a client's batches."""
 
 
 def fedgen_loss(heads: Sequence[nn.Module], shares: Tensor, made: Tensor, labels: Tensor) -> Tensor:

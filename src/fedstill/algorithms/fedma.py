@@ -45,12 +45,17 @@ __all__ = ["FedMA", "FedMAOptions"]
 
 
 class FedMAOptions(Options):
-    """``form``: a layer a round with retraining (the paper), or whole models matched at once; the prior's defaults are the
-    authors'. The paper trains 20 epochs and retrains 20 a layer (``local.epochs``), FedDF's comparison 5 a layer."""
+    """How layers are matched. The paper trains 20 epochs and retrains 20 a layer (``local.epochs``), FedDF's comparison 5 a
+    layer."""
 
     form: Literal["layers", "one-shot"] = "layers"
-    retrain_epochs: Positive | None = None  # with matched layers frozen; None: local.epochs
+    """``layers``: a layer a round, with retraining (the paper). ``one-shot``: whole models matched at once."""
+
+    retrain_epochs: Positive | None = None
+    """Epochs of retraining with the matched layers frozen; as ``local`` says if not set."""
+
     matching: Matching = Matching()
+    """The prior, with the authors' values, and the search."""
 
 
 @algorithm

@@ -33,16 +33,24 @@ __all__ = ["FedMD", "FedMDOptions", "PublicConsensus", "PublicOptions", "PublicT
 class PublicOptions(PersonalOptions):
     """What systems on public data share."""
 
-    subset: Positive = 5000  # public samples a round
-    start_epochs: Positive | None = None  # private training before the first exchange (the paper: up to 25); None: local.epochs
+    subset: Positive = 5000
+    """Public samples in a round, drawn anew each time."""
+
+    start_epochs: Positive | None = None
+    """Epochs of private training before the first exchange (FedMD: up to 25); as ``local`` says if not set."""
 
 
 class FedMDOptions(PublicOptions):
     """How the consensus is digested; private data is revisited by ``local`` (the paper: 4 epochs of batch 5, or 10 of 10)."""
 
     digest_epochs: Positive = 1
+    """Passes over the round's public samples while the consensus is learned."""
+
     digest_batch_size: Positive = 256
+    """Public samples in a batch."""
+
     digest_optimizer: Optimizer = Optimizer(name="adam", lr=1e-3)
+    """Optimiser while the consensus is learned."""
 
 
 PublicT = TypeVar("PublicT", bound=PublicOptions, covariant=True, default=PublicOptions)

@@ -23,9 +23,10 @@ __all__ = ["FedProx"]
 
 
 class FedProxOptions(FedAvgOptions):
-    """``mu``: the proximal weight. FedDF searches {.001, .01, .1, 1}; FedD3A uses .1, FedFTG 1e-4."""
+    """The proximal term."""
 
     mu: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the proximal term. FedDF searches 0.001, 0.01, 0.1 and 1; FedD3A uses 0.1, FedFTG 1e-4."""
 
 
 @algorithm

@@ -26,6 +26,9 @@ class FedRADOptions(FedDFOptions):
     """The values of the authors' code."""
 
     weighting: str = "median"
+    """How much each teacher counts for each sample. Its mean weight, times its examples, is also its share in the student's
+    start."""
+
     distillation: Distillation = Distillation(
         epochs=2,
         batch_size=16,
@@ -33,6 +36,7 @@ class FedRADOptions(FedDFOptions):
         clip=None,
         averaging=Averaging(every="epoch"),
     )
+    """How the student learns."""
 
 
 def scored_shares(scores: Sequence[float], samples: Sequence[int]) -> list[float]:

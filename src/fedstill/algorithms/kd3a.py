@@ -52,23 +52,45 @@ PAPER: dict[str, Any] = {
 
 
 class KD3AOptions(Options):
-    """The defaults are those of the authors' code for digits, which is what others compare with; ``preset = "paper"`` changes
-    them to what its text says, as comments give it."""
+    """The defaults are those of the authors' code for digits, which is what others compare with."""
 
     preset: Literal["authors-code", "paper"] = "authors-code"
-    contributions: Contributions = Contributions(  # DomainNet: gate from .8; the paper's text: method "leave-one-out"
-        gate=Gate(start=0.9, end=0.95, reach=False), variant="kd3a", method="shapley"
-    )
-    knowledge: Literal["hard", "soft"] = "hard"  # the consensus class; soft: the supporters' mean, as in the paper's text
-    count: Literal["mask", "support"] = "mask"  # a sample counts 0 or 1; support: as often as it has supporters (text)
-    mixup: Annotated[float, Field(gt=0)] | None = 2.0  # lam ~ Beta(2, 2)
-    target_epochs: Positive = 1  # passes over the target's samples a round, where local.steps is not set
-    batchnorm: Literal["merge", "own"] = "merge"  # statistics merged with the weights, or every model keeps its own
-    classifiers: Literal["own", "merge"] = "own"  # never merged in the code; merge: the whole model is
-    vote_norm: Literal["batch", "running"] = "batch"  # sources label with the target batch's statistics, and theirs drift to them
-    by_examples: bool = False  # weigh the focus by the sources' numbers of examples (text)
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of the weights over the rounds; the first is taken as it is
-    keep_momentum: bool = True  # what the optimiser remembers survives the round, as in the code
+    """``paper`` changes the defaults to what the paper's text says (docs/adaptation.md)."""
+
+    contributions: Contributions = Contributions(gate=Gate(start=0.9, end=0.95, reach=False), variant="kd3a", method="shapley")
+    """How the sources' contributions (consensus focus) are measured. For DomainNet the gate starts at 0.8; the paper's text has
+    ``leave-one-out``."""
+
+    knowledge: Literal["hard", "soft"] = "hard"
+    """What the target model learns: the consensus class, or the supporters' mean prediction (the paper's text)."""
+
+    count: Literal["mask", "support"] = "mask"
+    """How much a sample with supporters counts: once, or once for each supporter (the paper's text)."""
+
+    mixup: Annotated[float, Field(gt=0)] | None = 2.0
+    """Mix target samples and their votes in pairs, in a proportion drawn from Beta(mixup, mixup)."""
+
+    target_epochs: Positive = 1
+    """Passes over the target's samples in a round, if ``local.steps`` is not set."""
+
+    batchnorm: Literal["merge", "own"] = "merge"
+    """Whether BatchNorm statistics are merged with the weights, or every model keeps its own."""
+
+    classifiers: Literal["own", "merge"] = "own"
+    """Whether every model keeps its classifier (the authors' code), or the whole model is merged."""
+
+    vote_norm: Literal["batch", "running"] = "batch"
+    """BatchNorm of a source that votes: by the target's batches, to which its running statistics drift (the authors' code), or by
+    the running statistics."""
+
+    by_examples: bool = False
+    """Weigh the contributions by the sources' numbers of examples (the paper's text)."""
+
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Smoothing of the domains' weights over the rounds; those of the first round are taken as they are."""
+
+    keep_momentum: bool = True
+    """Keep the optimisers' state from round to round, as the authors' code does."""
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:

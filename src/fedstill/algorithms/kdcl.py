@@ -24,18 +24,29 @@ __all__ = ["KDCL", "KDCLOptions"]
 
 
 class KDCLOptions(FedDFOptions):
-    """The defaults are the paper's: gate .8 to .95, mu = 1, t = 0.5, leave-one-out contributions. Its local training is
+    """The paper's values. Its local training is
     ``local = { batch_size = 50, optimizer = { lr = 0.005, momentum = 0.9 }, schedule = { kind = "cosine", final = 0.001 } }``
-    over 80 rounds. A ``merge`` other than "contributions" is an ablation."""
+    over 80 rounds."""
 
     merge: MergeName = "contributions"
+    """How the sources are merged: by their contributions (Eqs. 2 to 4). Any other merge is an ablation."""
+
     contributions: Contributions = Contributions()
+    """How contributions are measured."""
+
     contrastive: Contrastive | None = Contrastive(mu=1.0, temperature=0.5)
+    """The contrastive term in the sources' objective (Eqs. 5 and 6)."""
+
     weighting: str = "vote"
-    train_target: bool = False  # also train the merged model on the votes; not in the paper
+    """How much each source counts for each sample (section 2.2)."""
+
+    train_target: bool = False
+    """Also train the merged model on the votes; not in the paper."""
+
     distillation: Distillation = Distillation(
         epochs=1, optimizer=Optimizer(lr=0.005, momentum=0.9), schedule="constant", batch_size=50, student_norm="train"
     )
+    """How the merged model learns the votes (``train_target``)."""
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,11 +22,13 @@ __all__ = ["Moon", "contrastive_terms"]
 
 
 class MoonOptions(FedAvgOptions):
-    """``mu``: weight (the paper tunes .1 to 10; 5 for CIFAR-10); ``temperature``: tau. For the paper's network set
-    ``model.options = { projection = 256 }``, its two-layer projection head."""
+    """The contrastive term. The paper's network has a two-layer projection head, ``model.options = { projection = 256 }``."""
 
     mu: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the contrastive term; the paper tunes 0.1 to 10 and takes 5 for CIFAR-10."""
+
     temperature: Annotated[float, Field(gt=0)] = 0.5
+    """Temperature tau of the similarities."""
 
 
 def contrastive_terms(message: Message, client: Client, mu: float, temperature: float) -> Sequence[Term]:

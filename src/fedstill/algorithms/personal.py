@@ -25,9 +25,10 @@ ACCURACY = "accuracy of "  # the prefix of the values that carry a client's accu
 
 
 class PersonalOptions(Options):
-    """``tested``: whether a client's model is tested on every domain's test set, or on its own domain's alone."""
+    """What systems share whose clients keep their own models."""
 
     tested: Literal["everywhere", "own"] = "everywhere"
+    """Whether a client's model is tested on every domain's test set, or on that of its own domain alone."""
 
 
 PersonalT = TypeVar("PersonalT", bound=PersonalOptions, covariant=True, default=PersonalOptions)

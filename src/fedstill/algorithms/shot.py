@@ -44,16 +44,37 @@ class SHOTOptions(Options):
     """The defaults are the paper's for objects. Its networks end in ``model.options = { bottleneck = 256 }``."""
 
     multi: Literal["ensemble", "merged"] = "ensemble"
-    source_rounds: Positive | None = None  # rounds of source training; half of all where not given
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1  # of the sources' labels
-    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.1  # of a source's data, to choose the best of its rounds (ensemble)
-    epochs: Positive = 15  # over the target, a round (digits: 30)
+    """With several sources: sum the softmaxes of the adapted models, or average the sources into one model and adapt that."""
+
+    source_rounds: Positive | None = None
+    """Rounds in which the sources train; half of all if not set. From the last of them on, every round adapts."""
+
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Label smoothing while the sources train."""
+
+    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Fraction of a source's data that decides which of its rounds is the best (ensemble)."""
+
+    epochs: Positive = 15
+    """Passes over the target in a round (30 for digits)."""
+
     batch_size: Annotated[int, Field(ge=2)] = 64
+    """Target samples in a batch."""
+
     optimizer: Optimizer = Optimizer(lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-3)
-    backbone_rate: Annotated[float, Field(gt=0)] = 0.1  # times the rate, below the neck: for pretrained backbones; 1 for digits
-    information: Annotated[float, Field(ge=0)] = 1.0  # weight of information maximisation
-    pseudo: Annotated[float, Field(ge=0)] = 0.3  # beta (digits .1 for MNIST to USPS); 0 is SHOT-IM
-    threshold: Annotated[int, Field(ge=0)] = 0  # a class may be assigned if more samples than this are predicted (partial: 10)
+    """Optimiser while adapting. Its rate falls as ``lr * (1 + 10 p)^-0.75`` with the share p of all steps."""
+
+    backbone_rate: Annotated[float, Field(gt=0)] = 0.1
+    """Factor of the learning rate below the neck, for pretrained backbones; 1 for digits."""
+
+    information: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of information maximisation."""
+
+    pseudo: Annotated[float, Field(ge=0)] = 0.3
+    """Weight beta of the pseudo-labels (0.1 for MNIST to USPS); 0 is SHOT-IM."""
+
+    threshold: Annotated[int, Field(ge=0)] = 0
+    """A class may be assigned if it is predicted for more samples than this (10 for partial adaptation)."""
 
 
 def information_loss(logits: Tensor, epsilon: float = 1e-5) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -23,32 +22,19 @@ from fedstill.fusion.weightings import options_kind, weightings
 __all__ = ["reference"]
 
 INTRODUCTION = """\
-The last column has the allowed values, where they are few, and what the key means. A key whose default is `null` is not set;
-leave it out where it is not wanted. What `data.domains`, `data.server` and `data.target` can name is in [data.md](data.md)."""
+The last column has the allowed values, where they are few, and what the key means. The keys of a table follow it. A key whose
+default is `null` is not set; leave it out where it is not wanted. What `data.domains`, `data.server` and `data.target` can name
+is in [data.md](data.md)."""
 
 # options that name a member of a common set: where the page lists the members
 SETS = {
     "model.name": "a [model](#models)",
-    "model.clients": "a list of [models](#models), dealt in turn",
+    "model.clients": "a list of [models](#models)",
     "model.student": "a [model](#models)",
     "algorithm.merge": "a [merge](#merges)",
     "algorithm.weighting": "a [weighting](#weightings)",
     "algorithm.generator.kind": "a [generator](#generators)",
 }
-
-
-def comments(kind: type[BaseModel]) -> dict[str, str]:
-    """The comment behind each field in the source; that is where options are explained."""
-    found = {}
-    for base in reversed([k for k in kind.__mro__ if issubclass(k, BaseModel) and k is not BaseModel]):
-        try:
-            source = inspect.getsource(base)
-        except (OSError, TypeError):
-            continue
-        # the value may stand on a line of its own, in brackets
-        found.update(dict(re.findall(r"^    (\w+):[^\n#]*(?:\(\n[^\n#]*)?#\s*([^\n]+)$", source, re.MULTILINE)))
-    return found
-
 
 NOUNS = {int: "a number", float: "a number", str: "a name"}
 
@@ -70,69 +56,47 @@ def literals(annotation: Any) -> tuple[list[Any], list[str]]:
     return [], ["a table" if table_in(annotation) else NOUNS.get(annotation, "other")]
 
 
-def meaning(key: str, annotation: Any, comment: str) -> str:
-    """The third column: the allowed values, then the comment.
+def meaning(key: str, annotation: Any, description: str | None) -> str:
+    """The third column: the allowed values, then the description.
 
-    >>> meaning("local.schedule.kind", Literal["constant", "cosine"], "over the rounds")
-    '`"constant"`, `"cosine"`; over the rounds'
+    >>> meaning("local.schedule.kind", Literal["constant", "cosine"], "Over the rounds.")
+    '`"constant"`, `"cosine"`. Over the rounds.'
     """
     values, others = literals(annotation)
     allowed = ", ".join([*others, *(f"`{json.dumps(value)}`" for value in values)]) if values else SETS.get(key, "")
-    return "; ".join(part for part in (allowed, comment) if part).replace("|", "\\|")
+    allowed = f"{allowed[0].upper()}{allowed[1:]}." if allowed else ""
+    said = " ".join((description or "").split()).replace("``", "`")
+    return " ".join(part for part in (allowed, said) if part).replace("|", "\\|")
 
 
-def rows(kind: type[BaseModel], prefix: str) -> list[str]:
-    """A line for each option of a table, those of nested tables after it."""
+def rows(kind: type[BaseModel], prefix: str, given: BaseModel | None = None) -> list[str]:
+    """A line for each option of a table, those of a nested table after its own; defaults are those that ``given`` has.
+
+    >>> from fedstill.training.options import Optimizer
+    >>> rows(Optimizer, "local.optimizer.", Optimizer(lr=0.1))[1]
+    '| `local.optimizer.lr` | `0.1` | Learning rate. |'
+    """
     lines = []
-    said = comments(kind)
     for name, field in kind.model_fields.items():
-        inner = table_in(field.annotation)
-        default = field.get_default(call_default_factory=True) if field.default is not PydanticUndefined else PydanticUndefined
-        key = f"{prefix}{name}"
-        if inner is not None and isinstance(default, BaseModel):
-            lines += rows_with_defaults(inner, default, f"{key}.")
-            continue
-        shown = "required" if default is PydanticUndefined else f"`{json.dumps(plain(default))}`"
-        lines.append(f"| `{key}` | {shown} | {meaning(key, field.annotation, said.get(name, ''))} |")
+        key, inner = f"{prefix}{name}", table_in(field.annotation)
+        value = field.get_default(call_default_factory=True) if given is None else getattr(given, name)
+        table = value if isinstance(value, BaseModel) else None
+        shown = "required" if value is PydanticUndefined else "table" if table is not None else f"`{json.dumps(plain(value))}`"
+        lines.append(f"| `{key}` | {shown} | {meaning(key, field.annotation, field.description)} |")
         if inner is not None:
-            lines += rows(inner, f"{key}.")
-    return lines
-
-
-def rows_with_defaults(kind: type[BaseModel], value: BaseModel, prefix: str) -> list[str]:
-    """As :func:`rows`, with the defaults that the outer table gives."""
-    lines = []
-    said = comments(kind)
-    for name, field in kind.model_fields.items():
-        inner = getattr(value, name)
-        if isinstance(inner, BaseModel):
-            lines += rows_with_defaults(type(inner), inner, f"{prefix}{name}.")
-        else:
-            what = meaning(f"{prefix}{name}", field.annotation, said.get(name, ""))
-            lines.append(f"| `{prefix}{name}` | `{json.dumps(plain(inner))}` | {what} |")
+            lines += rows(inner, f"{key}.", table)
     return lines
 
 
 def plain(value: Any) -> Any:
     """A default as JSON can show it."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", exclude_none=True)
     return list(value) if isinstance(value, tuple) else value
 
 
 def reference() -> str:
     """All options as Markdown."""
     head = "| key | default | values, meaning |\n|---|---|---|"
-    parts = [INTRODUCTION, "", head]
-    for name, field in Config.model_fields.items():
-        if name == "algorithm":
-            continue
-        inner = table_in(field.annotation)
-        if inner is None:
-            what = meaning(name, field.annotation, comments(Config).get(name, ""))
-            parts.append(f"| `{name}` | `{json.dumps(plain(field.default))}` | {what} |")
-        else:
-            parts += rows(inner, f"{name}.")
+    parts = [INTRODUCTION, "", head, *rows(Config, "")]
     for name, kind in algorithms().items():
         parts += ["", f'## {kind.title}: `algorithm.name = "{name}"`', "", f"{kind.paper}. {first_line(kind)}", ""]
         found = rows(kind.Options, "algorithm.")

@@ -20,60 +20,138 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 class Poison(Part):
     """What a malicious or useless client does (for experiments on robustness)."""
 
-    clients: list[str] = []  # client ids or domain names; a domain names all of its clients
-    fraction: Annotated[float, Field(ge=0, le=1)] = 0.0  # or: this fraction of all clients, drawn by the seed
+    clients: list[str] = []
+    """Ids of the poisoned clients. A domain's name stands for all of its clients."""
+
+    fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Fraction of all clients that is poisoned besides those named, drawn by the seed."""
+
     kind: Literal["shift-labels", "flip-labels", "sign-flip", "gaussian"] = "shift-labels"
-    level: Annotated[float, Field(ge=0, le=1)] = 1.0  # fraction of the client's labels that are changed
-    scale: Annotated[float, Field(gt=0)] = 1.0  # of the false update (sign-flip, gaussian)
+    """What poisoned clients do. ``shift-labels``: train with the next class as label, y + 1 modulo C. ``flip-labels``: with label
+    C - 1 - y. ``sign-flip``: send their update with the opposite sign. ``gaussian``: send the global model plus noise."""
+
+    level: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Fraction of a poisoned client's labels that is changed (shift-labels, flip-labels)."""
+
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    """Size of the false update: a factor of the honest one (sign-flip), or of each tensor's standard deviation (gaussian)."""
 
 
 class Data(Part):
     """Domains in, tensors out."""
 
-    domains: list[str]  # embedded:NAME, Hub names, folders or files (docs/data.md); [] where a federation's nodes bring theirs
-    root: str | None = None  # looked up here first
-    server: str | list[str] | None = None  # images of these, without labels, are the distillation pool
-    target: str | None = None  # unlabelled target domain: the pool, and the only domain tested
-    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # or: this fraction of the clients' domains is kept back as the pool
+    domains: list[str]
+    """The clients' domains: ``embedded:NAME``, names on the Hugging Face Hub, folders or files (docs/data.md). Empty only in a
+    federation whose nodes bring their own data."""
+
+    root: str | None = None
+    """Folder in which domains are looked up first."""
+
+    server: str | list[str] | None = None
+    """Domain or domains whose training samples, without labels, are the server's pool for distillation."""
+
+    target: str | None = None
+    """Target of domain adaptation: its training samples, without labels, are the pool, and only its test set is tested. It has no
+    clients."""
+
+    holdout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Fraction of every client domain's training samples that is held back as the pool, if neither ``server`` nor ``target`` is
+    set."""
+
     pool_limit: Positive | None = None
-    pool_classes: Positive | None = None  # only samples of the first n classes (FedDF, Figure 6a)
+    """Keep at most this many samples of the pool, drawn at random."""
+
+    pool_classes: Positive | None = None
+    """Keep only the pool's samples of the first n classes (FedDF, Figure 6a)."""
+
     pool_fraction: Fraction = 1.0
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # labelled fraction of every domain for the server
+    """Keep this fraction of the pool, drawn at random (FedDF, Figure 6b)."""
+
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Fraction of every client domain's training samples that the server gets with labels, for early stopping, ``drop_worst`` and
+    warnings."""
+
     image_size: Annotated[int, Field(ge=4, le=4096)] | None = None
+    """Height and width that images are resized to; those of the first domain's first image if not set."""
+
     channels: Literal[1, 3] | None = None
-    limit: Positive | None = None  # training samples a domain
+    """Channels of the images; the most that any domain has if not set."""
+
+    limit: Positive | None = None
+    """Keep at most this many training samples of each domain, drawn at random in the domain's class proportions."""
+
     test_limit: Positive | None = None
+    """Keep at most this many test samples of each domain, drawn in the same way."""
+
     mean: float | list[float] = 0.5
+    """Mean that is subtracted from pixels in [0, 1]: one number, or a list with one for each channel."""
+
     std: float | list[float] = 0.5
-    classes: Literal["same", "union", "position"] = (
-        "same"  # position: class i is class i whatever it is called (a useless source)
-    )
+    """Standard deviation that pixels are divided by, in the form of ``mean``."""
+
+    classes: Literal["same", "union", "position"] = "same"
+    """How classes of different domains are matched. ``same``: by name, and all domains must have the same. ``union``: by name,
+    and the task has the classes of all. ``position``: by index whatever their names, for experiments with an irrelevant
+    source."""
+
     text: TextOptions | None = None
+    """How text becomes token ids, for domains of text."""
+
     poison: Poison | None = None
+    """Clients that misbehave on purpose, for experiments on robustness."""
 
 
 class Clients(Part):
     """Who holds what, and how many take part in a round."""
 
     per_domain: Positive = 1
+    """Clients of each domain."""
+
     partition: Partition = Partition()
+    """How a domain's training samples are divided among its clients."""
+
     fraction: Fraction = 1.0
-    per_round: Positive | None = None  # instead of a fraction
+    """Fraction of all clients that takes part in a round, at least one client."""
+
+    per_round: Positive | None = None
+    """Number of clients that take part in a round, instead of ``fraction``."""
+
     min_replies: Positive = 1
-    timeout: Annotated[float, Field(gt=0)] | None = None  # seconds that each exchange of a round waits for replies
+    """The run stops if an exchange brings fewer usable replies than this."""
+
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that each exchange of a round waits for replies; no limit if not set. No effect on the engine ``inprocess`` without
+    workers, where clients train one after another."""
 
 
 class Model(Part):
-    """The network, or for heterogeneous clients a list of networks, dealt to the clients in turn."""
+    """The clients' networks, and the server's."""
 
     name: str = "cnn"
+    """The network of all clients and of the server."""
+
     clients: list[str] = []
-    student: str | None = None  # the server's public structure where clients keep their own (FedD3A)
-    by: Literal["client", "domain"] = "client"  # whether the list is dealt client by client or domain by domain
+    """Networks of heterogeneous clients, dealt to them in turn, instead of ``name``."""
+
+    student: str | None = None
+    """The server's network if it is not the clients' own. Each client then keeps its model from round to round and learns from
+    the server's (FedD3A)."""
+
+    by: Literal["client", "domain"] = "client"
+    """Whether ``clients`` is dealt client by client or domain by domain."""
+
     norm: Literal["batch", "group", "none"] = "batch"
+    """Normalisation layers, as far as the network has a choice."""
+
     options: dict[str, Any] = {}
-    weights: str | None = None  # pretrained weights, a safetensors or .pt file
-    buffers: Literal["average", "recalibrate", "local"] = "average"  # BatchNorm statistics of the merged model
+    """Further arguments of the network's builder, such as ``bottleneck = 256``."""
+
+    weights: str | None = None
+    """File of pretrained weights, safetensors or PyTorch. A head of another size is not loaded."""
+
+    buffers: Literal["average", "recalibrate", "local"] = "average"
+    """BatchNorm statistics of the merged model. ``average``: averaged as the weights are. ``recalibrate``: estimated on the
+    server's data. ``local``: clients keep their own, and the server's are estimated on its data."""
 
     @property
     def dealt(self) -> list[str]:
@@ -85,19 +163,36 @@ class Engine(Part):
     """Where clients run."""
 
     name: Literal["inprocess", "flower-simulation"] = "inprocess"
-    workers: Annotated[int, Field(ge=0)] = 0  # processes besides the server's; 0 trains in the server's own
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # torch threads of each; 0 leaves torch's own choice
+    """Where clients run: on this machine, or in Flower's simulation (needs the extra ``flower``)."""
+
+    workers: Annotated[int, Field(ge=0)] = 0
+    """Processes in which clients train. With 0, ``inprocess`` trains in the server's own and ``flower-simulation`` uses all
+    cores."""
+
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Threads of torch in each process; 0 leaves torch's own choice."""
+
     device: str = "cpu"
+    """Device of torch, such as ``cpu`` or ``cuda:0``."""
 
 
 class Evaluation(Part):
     """What is measured, and how often."""
 
     every: Positive = 1
+    """Rounds between measurements; the last round is always measured."""
+
     targets: list[Annotated[float, Field(gt=0, le=1)]] = [0.5, 0.6, 0.7, 0.8, 0.9]
-    ensemble: bool = True  # also the teachers' ensemble and the merged model, each round
+    """Accuracies for which the summary names the first round that reached them."""
+
+    ensemble: bool = True
+    """Also measure the teachers' ensemble, and the merged model before distillation."""
+
     batch_size: Positive = 512
-    samples_every: Annotated[int, Field(ge=0)] = 5  # rounds between grids of generated images in samples/; 0 for none
+    """Samples in a batch while testing, a matter of memory and speed."""
+
+    samples_every: Annotated[int, Field(ge=0)] = 5
+    """Rounds between images of generated samples in ``samples/`` of the run's folder; 0 for none."""
 
     def due(self, round: int, rounds: int) -> bool:
         """Whether accuracies are measured after this round: every so many rounds, and after the last."""
@@ -105,17 +200,34 @@ class Evaluation(Part):
 
 
 class Config(Part):
-    """A run, whole."""
+    """The configuration of a run."""
 
     seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of every random stream."""
+
     rounds: Positive = 10
+    """Rounds of communication."""
+
     data: Data
+    """The domains, the server's pool and the test sets."""
+
     clients: Clients = Clients()
+    """How domains are divided among clients, and how many take part in a round."""
+
     model: Model = Model()
+    """The networks."""
+
     local: Local = Local()
+    """How a client trains."""
+
     algorithm: dict[str, Any] = {"name": "fedavg"}
+    """The algorithm's ``name`` and its options, listed below."""
+
     engine: Engine = Engine()
+    """Where clients run."""
+
     evaluation: Evaluation = Evaluation()
+    """What is measured, and how often."""
 
     @field_validator("algorithm")
     @classmethod

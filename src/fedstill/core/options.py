@@ -17,7 +17,7 @@ Table = TypeVar("Table", bound=BaseModel)
 
 
 class Part(BaseModel):
-    """A table of the configuration.
+    """A table of the configuration. The string below a field is its description (docs/configuration.md).
 
     A nested table that is given in part keeps the other keys as this table's own default has them, not as its kind has them:
 
@@ -30,7 +30,7 @@ class Part(BaseModel):
     Inner(steps=5, size=3)
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -21,39 +21,39 @@ __all__ = ["Partition", "partition"]
 
 
 class Partition(BaseModel):
-    """How a domain is divided among its clients.
+    """How a domain is divided among its clients."""
 
-    ``kind``:
-
-    * ``iid``: equal random shares.
-    * ``dirichlet``: classes are spread unevenly with concentration ``alpha``, in one of four variants that the
-      literature calls by the same name (below).
-    * ``classes``: every client holds ``classes_per_client`` classes and no other (the "pathological" split).
-    * ``shards``: sorted by label, cut into equal shards, ``shards_per_client`` random ones each (McMahan et al. 2017);
-      what fills no shard is left out.
-    * ``linear``, ``square``, ``exponential``: the same classes everywhere, sizes that grow with the client's number.
-
-    ``variant`` of the Dirichlet split:
-
-    * ``balanced`` (DaFKD, MOON, FedGen, FedMA): for each class in turn, shares over the clients ~ Dir(alpha); a client
-      that already holds N/K samples or more gets nothing further.
-    * ``plain``: the same without that rule, so that sizes differ widely.
-    * ``equal`` (FedDF): clients in groups of ten, each with an equal random part of the data divided as in
-      ``balanced``; the groups' lists are then joined and cut into equal parts, so that neighbours overlap in classes.
-    * ``client-prior`` (FedFTG): each client draws its own class distribution ~ Dir(alpha); sizes are equal.
-
-    ``min_samples`` is the least a client may hold. Not given, it is 10, or half the mean size where that is less.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kind: Literal["iid", "dirichlet", "classes", "shards", "linear", "square", "exponential"] = "iid"
+    """``iid``: equal random shares. ``dirichlet``: classes are spread unevenly, by ``alpha`` and ``variant``. ``classes``: every
+    client holds ``classes_per_client`` classes and no other (the "pathological" split). ``shards``: samples are sorted by label
+    and cut into equal shards, of which every client gets ``shards_per_client`` random ones (McMahan et al. 2017); what fills no
+    shard is left out. ``linear``, ``square``, ``exponential``: the same classes everywhere, in sizes that grow with the client's
+    number."""
+
     alpha: float = Field(default=0.5, gt=0, allow_inf_nan=False)
+    """Concentration of the Dirichlet split: the smaller, the more clients differ."""
+
     variant: Literal["balanced", "plain", "equal", "client-prior"] = "balanced"
+    """Which of the splits called Dirichlet. ``balanced`` (DaFKD, MOON, FedGen, FedMA): each class in turn is divided by
+    shares from Dir(alpha) over the clients, and a client that holds N/K samples or more gets nothing further. ``plain``: without
+    that rule, so that sizes differ widely. ``equal`` (FedDF): clients in groups of ten, each with an equal random part of the
+    data divided as in ``balanced``; the groups are then joined and cut into equal parts, so that neighbours overlap in classes.
+    ``client-prior`` (FedFTG): each client draws its class distribution from Dir(alpha), and sizes are equal."""
+
     classes_per_client: int = Field(default=2, ge=1)
+    """Classes that each client holds (classes)."""
+
     shards_per_client: int = Field(default=2, ge=1)
+    """Shards that each client gets (shards)."""
+
     min_samples: int | None = Field(default=None, ge=0)
+    """The fewest samples that a client may hold; if not set, 10, or half the mean where that is less."""
+
     redraws: int = Field(default=20, ge=1)
+    """Draws until every client has ``min_samples`` (dirichlet, classes). After the last, the best Dirichlet split is repaired by
+    moving single samples, and a split by classes is refused."""
 
 
 Shares = list[np.ndarray]

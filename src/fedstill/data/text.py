@@ -22,15 +22,17 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 class TextOptions(Part):
-    """How text becomes token ids.
-
-    ``tokenizer`` is ``hash`` (each lower-cased word or mark is hashed into ``vocab`` ids; clients need to agree on
-    nothing else) or ``hf:NAME``, a tokenizer of the Hugging Face Hub or of a local folder.
-    """
+    """How text becomes token ids."""
 
     length: Positive = 64
+    """Tokens of a sample; longer texts are cut, shorter ones padded."""
+
     vocab: Annotated[int, Field(ge=2)] = 8192
+    """Number of token ids that words are hashed to, and the vocabulary of the model ``text-small``."""
+
     tokenizer: Annotated[str, Field(pattern=r"^(hash|hf:.+)$")] = "hash"
+    """``hash``: each lower-cased word or punctuation mark is hashed, so that clients need no common vocabulary. ``hf:NAME``: a
+    tokenizer of the Hugging Face Hub or of a local folder."""
 
 
 def tokenize(texts: Sequence[str], options: TextOptions) -> Tensor:

@@ -23,16 +23,19 @@ Variant = Literal["kdcl", "kd3a"]
 class Gate(Part):
     """The confidence that a source must have in order to be heard, growing linearly with the rounds.
 
-    With ``reach`` the last round has ``end``; without it the gate is ``start + (end - start) * (round - 1) / rounds``, as in
-    KD3A's code.
-
     >>> [round(Gate().at(r, 4), 3) for r in (1, 2, 4)], round(Gate(reach=False).at(4, 4), 4)
     ([0.8, 0.85, 0.95], 0.9125)
     """
 
     start: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    """Gate in the first round."""
+
     end: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Gate in the last round, or just short of it (``reach``)."""
+
     reach: bool = True
+    """Whether the last round has ``end`` itself. Otherwise round r of R has ``start + (end - start) * (r - 1) / R``, as in KD3A's
+    code."""
 
     def at(self, round: int, rounds: int) -> float:
         """The gate in ``round`` (from 1) of ``rounds``."""

@@ -24,10 +24,13 @@ __all__ = ["DropWorst", "check_worst", "drop_worst", "kept"]
 
 
 class DropWorst(Part):
-    """The two rules; ``deviations = 0`` switches the second off."""
+    """The two rules by which models are dropped, given their validation accuracies."""
 
     factor: Annotated[float, Field(ge=1)] = 1.2
+    """Drop models whose accuracy is under this many times chance."""
+
     deviations: Annotated[float, Field(ge=0)] = 1.5
+    """If there are none, drop models more than this many standard deviations under the mean of all but the best; 0 drops none."""
 
 
 def kept(scores: Tensor, classes: int, rule: DropWorst) -> Tensor:

@@ -39,20 +39,38 @@ __all__ = [
 class Adversarial(Part):
     """How classifier, discriminator and generator play; the defaults are the paper's."""
 
-    weight: Annotated[float, Field(ge=0)] = 1.0  # of Eq. 2 in Eq. 9; the authors' code adds the two means, which is 2
-    generator_loss: Literal["saturating", "non-saturating"] = "saturating"  # Eq. 3 as written, or -log D(G(z))
-    # rate and decay are the paper's, which names no optimiser. The decay is AdamW's: added to the gradient, as Adam does, it
-    # outweighs the small gradients of the noise's embedding: the generator ends with one image a class (docs/results/dafkd.md)
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the discriminator's loss (Eq. 2) in the joint loss (Eq. 9). The authors' code adds the means over real and
+    generated samples, which is 2."""
+
+    generator_loss: Literal["saturating", "non-saturating"] = "saturating"
+    """``saturating``: E log(1 - D(G(z))), Eq. 3 as written. ``non-saturating``: -E log D(G(z)), as in the authors' code."""
+
+    # The decay is AdamW's: added to the gradient, as Adam does, it outweighs the small gradients of the noise's embedding, and
+    # the generator ends with one image a class (docs/results/dafkd.md).
     generator_optimizer: Optimizer = Optimizer(name="adamw", lr=1e-3, weight_decay=1e-3)
-    gradient_penalty: Annotated[float, Field(ge=0)] = 0.0  # not in the paper; 0.3 in the authors' code
-    penalty_norm: Literal["sample", "pixel"] = "sample"  # of the whole gradient, or over the channels of each pixel
-    rounds: Positive | None = None  # rounds in which the discriminator learns; all
-    generator_rounds: Positive | None = None  # rounds in which the generator learns; all
-    epochs: Positive | None = None  # epochs of a round in which they play; all
-    # BatchNorm when generated samples pass the shared layers: "batch" normalises them by their own statistics and leaves the
-    # running ones, the classifier's, alone; "updated" does as with any batch; "running" by the running ones, which is what the
-    # server will do, and was the least stable in the one seed tried (docs/results/dafkd.md)
+    """The generator's optimiser. The paper gives rate and decay, and names no optimiser."""
+
+    gradient_penalty: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of a gradient penalty on the discriminator; not in the paper, 0.3 in the authors' code."""
+
+    penalty_norm: Literal["sample", "pixel"] = "sample"
+    """The norm in the penalty: of a sample's whole gradient, or over the channels of each pixel (the authors' code)."""
+
+    rounds: Positive | None = None
+    """The discriminator learns in this many rounds, the first ones; in all if not set."""
+
+    generator_rounds: Positive | None = None
+    """The generator learns in this many rounds, the first ones; in all if not set."""
+
+    epochs: Positive | None = None
+    """Discriminator and generator learn in this many epochs of a round, the first ones; in all if not set."""
+
+    # "running" was the least stable in the one seed tried (docs/results/dafkd.md).
     generated_norm: Literal["batch", "updated", "running"] = "batch"
+    """BatchNorm of generated samples in the shared layers. ``batch``: by their own statistics, leaving the running ones alone.
+    ``updated``: as any batch, so that the running ones follow (the authors' code). ``running``: by the running ones, as on the
+    server."""
 
 
 def adversarial_loss(real: Tensor, generated: Tensor) -> Tensor:

@@ -14,37 +14,80 @@ __all__ = ["Averaging", "Distillation"]
 
 
 class Averaging(Part):
-    """Stochastic weight averaging of the student: the mean of its weights every ``every`` steps, or after every epoch of the
-    samples, from step ``start`` on, at the latest after a third of the steps (FedBE's 500 are so many of 1,580)."""
+    """Stochastic weight averaging of the student: the mean of its weights along the way."""
 
     start: Annotated[int, Field(ge=0)] = 0
+    """First step whose weights may count, a third of all steps at the latest (FedBE's 500 are a third of its 1,580)."""
+
     every: Positive | Literal["epoch"] = 25
+    """Steps between weights that count; ``epoch`` takes them after every pass over the samples."""
 
 
 class Distillation(Part):
     """How the student learns from the teachers' table."""
 
-    start: Literal["average", "previous", "scratch"] = "average"  # FedDF Table 5
-    direction: Literal["forward", "reverse"] = "forward"  # KL(teacher || student), or KL(student || teacher)
+    start: Literal["average", "previous", "scratch"] = "average"
+    """Where the student starts: from the merged model, the previous global model (FedDF, Table 5), or new weights."""
+
+    direction: Literal["forward", "reverse"] = "forward"
+    """``forward``: KL(teachers || student). ``reverse``: KL(student || teachers)."""
+
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    square: bool = False  # multiply the loss by the temperature's square
-    reduction: Literal["batchmean", "mean"] = "batchmean"  # "mean" divides by the number of classes as well
-    sharpen: Annotated[float, Field(gt=0)] | None = None  # targets to the power 1/sharpen, renormalised (FedBE: 0.5)
+    """Temperature of the teachers' and the student's softmax."""
+
+    square: bool = False
+    """Multiply the loss by the square of the temperature."""
+
+    reduction: Literal["batchmean", "mean"] = "batchmean"
+    """``batchmean`` divides the loss by the number of samples, ``mean`` also by the number of classes."""
+
+    sharpen: Annotated[float, Field(gt=0)] | None = None
+    """Raise targets to the power ``1/sharpen`` and renormalise them (FedBE: 0.5)."""
+
     steps: Positive = 10_000
-    epochs: Annotated[int, Field(ge=0)] | None = None  # instead of steps; 0 where steps are to count after all
+    """Steps in a round."""
+
+    epochs: Annotated[int, Field(ge=0)] | None = None
+    """Passes over the samples in a round, instead of ``steps``; 0 means ``steps`` after all."""
+
     batch_size: Positive = 128
+    """Samples in a batch."""
+
     optimizer: Optimizer = Optimizer(name="adam", lr=1e-3)
-    schedule: Literal["cosine", "constant"] = "cosine"  # over the steps, to zero
-    clip: Annotated[float, Field(ge=0)] | None = 5.0  # the gradient's norm, as in FedDF's code; 0 does not clip
-    # steps without a better validation accuracy, where there is validation data; 0 takes all steps and keeps the last
+    """The student's optimiser."""
+
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """The learning rate over the steps of a round; ``cosine`` falls to zero."""
+
+    clip: Annotated[float, Field(ge=0)] | None = 5.0
+    """Largest norm of the gradient (5 in FedDF's code); 0 does not clip."""
+
     patience: Annotated[int, Field(ge=0)] | None = 1000
+    """Stop after this many steps without a better validation accuracy and keep the best student, if there is validation data; 0
+    takes all steps and keeps the last."""
+
     check_every: Positive = 100
-    student_norm: Literal["train", "frozen", "recalibrate"] = "frozen"  # BatchNorm statistics while distilling
-    keep_if_worse: Literal["student", "merged"] = "student"  # which model stays where validation says distilling hurt
-    fresh: bool = False  # new inputs each step, teachers evaluated on them: exact, and as many times slower as there are teachers
-    augment: Augment = Augment()  # of fresh inputs
-    averaging: Averaging | Literal[False] | None = None  # false switches off what a system has
-    mixup: Annotated[float, Field(gt=0)] | None = None  # inputs and targets mixed in pairs, a share ~ Beta(mixup, mixup) a batch
+    """Steps between measurements of the validation accuracy."""
+
+    student_norm: Literal["train", "frozen", "recalibrate"] = "frozen"
+    """BatchNorm while distilling. ``frozen``: keep the running statistics of the start. ``train``: normalise by batches, and let
+    the running statistics follow. ``recalibrate``: as ``train``, and estimate them anew in the end."""
+
+    keep_if_worse: Literal["student", "merged"] = "student"
+    """The model that is kept if distillation lowered the validation accuracy; ``merged`` is the one that it started from."""
+
+    fresh: bool = False
+    """Ask the teachers about new inputs, augmented or generated, in every step instead of once a round about a fixed set: exact,
+    and slower the more teachers there are."""
+
+    augment: Augment = Augment()
+    """Augmentation of ``fresh`` inputs."""
+
+    averaging: Averaging | Literal[False] | None = None
+    """Stochastic weight averaging of the student; ``false`` switches off an algorithm's default."""
+
+    mixup: Annotated[float, Field(gt=0)] | None = None
+    """Mix inputs and targets in pairs, in a proportion drawn from Beta(mixup, mixup) for each batch."""
 
     def under(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """As for every table; who gives steps alone means steps, also where the default is in epochs.

@@ -49,9 +49,17 @@ class Contributions(Part):
     """How contributions are measured; the defaults are KDCL's."""
 
     gate: Gate = Gate()
+    """The confidence that a source needs to be heard."""
+
     variant: Variant = "kdcl"
+    """``kdcl``: sources vote with their confidence in every class, and those below the gate in the winning class are left out.
+    ``kd3a``: each source votes for its most likely class alone."""
+
     method: Literal["leave-one-out", "shapley"] = "leave-one-out"
-    permutations: Positive = 1000  # drawn where there are more than 12 sources (shapley)
+    """A source's contribution: what the vote's quality loses without it (KDCL, Eq. 3), or its Shapley value (KD3A's code)."""
+
+    permutations: Positive = 1000
+    """Random orders from which Shapley values are estimated if there are more than 12 sources."""
 
 
 @dataclass(frozen=True)

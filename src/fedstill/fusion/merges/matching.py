@@ -56,16 +56,30 @@ COUNTED = 10  # FedMA counts a neuron's clients up to ten, so that old neurons d
 class Matching(Part):
     """The Beta-Bernoulli prior and the search; the defaults are FedMA's."""
 
-    gamma: Annotated[float, Field(gt=0)] = 7.0  # mass of the prior on new neurons
-    variance: Annotated[float, Field(gt=0)] = 1.0  # sigma^2, of a client's neuron around its global one
-    prior_variance: Annotated[float, Field(gt=0)] = 1.0  # sigma_0^2, of a global neuron around the prior mean
-    prior_bias: float = 0.1  # the prior mean of a bias; that of a weight is 0
-    sweeps: Annotated[int, Field(ge=0)] = 5  # times every client is taken out and matched again
-    widest: Positive = 700  # beyond this width a client adds at most one neuron
-    grow: bool = True  # whether neurons that resemble no global one become new ones
-    # What a global neuron is: the mean of those matched to it (the paper's Eq. 1 with squared distances), or the posterior
-    # mean, which pulls it towards the prior by 1/(count + 1) (the authors' code)
+    gamma: Annotated[float, Field(gt=0)] = 7.0
+    """Mass of the prior on new neurons: the larger, the wider the merged network."""
+
+    variance: Annotated[float, Field(gt=0)] = 1.0
+    """Variance of a client's neuron around its global one, sigma^2."""
+
+    prior_variance: Annotated[float, Field(gt=0)] = 1.0
+    """Variance of a global neuron around the prior mean, sigma_0^2."""
+
+    prior_bias: float = 0.1
+    """Prior mean of a bias; that of a weight is 0."""
+
+    sweeps: Annotated[int, Field(ge=0)] = 5
+    """How often every client is taken out and matched again."""
+
+    widest: Positive = 700
+    """Width of a layer beyond which a client adds at most one neuron."""
+
+    grow: bool = True
+    """Whether neurons that match no global one become new ones."""
+
     estimate: Literal["mean", "posterior"] = "mean"
+    """What a global neuron is: the mean of those matched to it (the paper's Eq. 1 with squared distances), or the posterior mean,
+    which pulls it towards the prior by 1/(count + 1) (the authors' code)."""
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,27 @@ PlainName = Annotated[str, AfterValidator(_plain)]
 
 
 class Source(Part):
-    """On what knowledge is transferred: the server's unlabelled data, a generator's samples, uniform noise, or a mixture."""
+    """The samples on which knowledge is transferred."""
 
     kind: SourceName = "data"
-    size: Positive = 5000  # samples drawn for generator and noise, and altogether for a mixture
-    generator: str | None = None  # a frozen generator: a .safetensors file written by fedstill, or module.path:callable
-    shares: dict[PlainName, Annotated[float, Field(ge=0)]] = {"data": 0.5, "noise": 0.5}  # of a mixture
-    redraw: bool = True  # draw generated samples and noise anew each round
-    options: dict[str, Any] | None = None  # of a kind that brings options of its own
+    """``data``: the server's unlabelled pool. ``generator``: generated samples. ``noise``: images of uniform noise (FedDF, Figure
+    5). ``mixture``: several of these, by ``shares``."""
+
+    size: Positive = 5000
+    """Samples drawn from a generator, from noise, or for a mixture in all. ``data`` alone is the whole pool."""
+
+    generator: str | None = None
+    """A frozen generator, for algorithms that train none: a .safetensors file written by fedstill, or
+    ``module.path:callable``."""
+
+    shares: dict[PlainName, Annotated[float, Field(ge=0)]] = {"data": 0.5, "noise": 0.5}
+    """Shares of the kinds in a mixture."""
+
+    redraw: bool = True
+    """Draw new samples each round; ``false`` repeats the same random draw."""
+
+    options: dict[str, Any] | None = None
+    """Options of a kind that is not fedstill's own."""
 
     def under(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """As for every table; shares that are given are all of them.

@@ -45,9 +45,10 @@ class Median(Voting):
 
 
 class TrimmedOptions(Part):
-    """``trim``: the fraction of the teachers that is cut at either end, class by class."""
+    """``weighting_options`` of ``trimmed-mean``."""
 
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    """Fraction of the teachers that is cut at either end, class by class."""
 
 
 @weighting("trimmed-mean", summary="the mean of each class's logits without the extremes", options=TrimmedOptions)
@@ -71,12 +72,17 @@ class Trimmed(Voting):
 
 
 class SpectralOptions(Part):
-    """``epsilon``: the fraction of teachers that may be false; ``scale``: the standard deviation of honest soft labels along
-    any direction; ``bound``: how many times ``scale``'s square the largest variance may be before somebody is suspected."""
+    """``weighting_options`` of ``spectral``."""
 
     epsilon: Annotated[float, Field(gt=0, lt=0.5)] = 0.2
+    """Fraction of the teachers that may be malicious. At most twice as many are left out."""
+
     scale: Annotated[float, Field(gt=0)] = 0.1
+    """Standard deviation of honest soft labels along any direction. The published filter has 1, with which it never acts on
+    probabilities."""
+
     bound: Annotated[float, Field(gt=0)] = 9.0
+    """Teachers lose weight while the largest variance along any direction is above ``bound * scale^2``."""
 
 
 def spectral_weights(votes: Tensor, options: SpectralOptions) -> Tensor:

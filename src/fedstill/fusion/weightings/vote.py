@@ -17,9 +17,17 @@ class VoteOptions(Part):
     """``weighting_options`` of ``vote``; the defaults are KDCL's."""
 
     gate: Gate = Gate()
+    """The confidence that a source needs to be heard."""
+
     variant: Variant = "kdcl"
-    knowledge: Literal["soft", "hard"] = "soft"  # the supporters' mean prediction, or the consensus class alone
-    count: Literal["mask", "support"] = "mask"  # a sample with supporters counts once, or as often as it has supporters
+    """``kdcl``: sources vote with their confidence in every class, and those below the gate in the winning class are left out.
+    ``kd3a``: each source votes for its most likely class alone."""
+
+    knowledge: Literal["soft", "hard"] = "soft"
+    """What is taught: the supporters' mean prediction, or the consensus class alone."""
+
+    count: Literal["mask", "support"] = "mask"
+    """How much a sample with supporters counts: once, or once for each supporter."""
 
 
 @weighting("vote", summary="the sources that support the consensus class, confidently (KDCL, KD3A)", options=VoteOptions)

@@ -41,16 +41,33 @@ __all__ = [
 class Projection(Part):
     """How the matrix is made and sent, and how its scores become weights (``weighting_options``)."""
 
-    alpha: Annotated[float, Field(gt=0)] = 0.01  # the paper gives no value; docs/fedd3a.md has the measurement
-    relative: bool = True  # alpha times the mean squared norm of the features; false: alpha as it is
-    method: Literal["closed", "iterative"] = "closed"  # one factorisation, or Eq. 5 step by step: the same matrix
-    literal: bool = False  # I - P^ as printed, instead of I - alpha P^
-    batch_size: Positive = 32  # samples in each mean feature; 1 uses every sample's own
-    sample: Positive | None = None  # extract features of at most so many of the client's samples, drawn anew each round
-    # all of it, so many eigenvectors, or as a fraction the share of the trace to be kept
+    alpha: Annotated[float, Field(gt=0)] = 0.01
+    """Regularisation of the projection matrix. The paper gives no value; docs/fedd3a.md has the measurement."""
+
+    relative: bool = True
+    """Multiply ``alpha`` by the mean squared norm of the features, so that it means the same for every backbone."""
+
+    method: Literal["closed", "iterative"] = "closed"
+    """One factorisation, or Eq. 5 step by step; the matrix is the same."""
+
+    literal: bool = False
+    """Use I - P^ as printed instead of I - alpha P^, which is what the definition implies (docs/fedd3a.md)."""
+
+    batch_size: Positive = 32
+    """Samples in each mean feature of Eq. 5; 1 uses every sample's own."""
+
+    sample: Positive | None = None
+    """Extract features of at most this many of the client's samples, drawn anew each round."""
+
     rank: Literal["full"] | Annotated[int, Field(gt=0, strict=True)] | Annotated[float, Field(gt=0, le=1)] = "full"
-    unbiased: bool = False  # divide the variance of Eq. 6 by m - 1 instead of m
-    temperature: Annotated[float, Field(gt=0)] = 1.0  # of Eq. 6's softmax; below 1 sharpens
+    """What is sent of the matrix: all of it, this many eigenvectors (an integer), or as many as keep this share of the trace (a
+    fraction)."""
+
+    unbiased: bool = False
+    """Divide the variance of Eq. 6 by m - 1 instead of m."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Temperature of the softmax in Eq. 6; below 1 it sharpens."""
 
 
 def batch_means(features: Tensor, batch_size: int) -> Tensor:
