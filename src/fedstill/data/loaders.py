@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fedstill.core.errors import FedstillError
-from fedstill.core.registry import Registry
+from fedstill.core.errors import FedstillError, reason_of
+from fedstill.core.registry import Registry, resolve
 from fedstill.data.raw import Kind, Raw, RawSplit
 
-__all__ = ["LOADERS", "Arrays", "find_loader", "loader"]
+__all__ = ["LOADERS", "Arrays", "brought", "find_loader", "loader"]
 
 _PLACE = re.compile(r"^([A-Za-z_][\w.]*):([A-Za-z_]\w*)(?::(.*))?$")
 
@@ -87,23 +87,41 @@ def loader(name: str) -> Callable[[AnyLoad], AnyLoad]:
 
 def find_loader(source: str) -> tuple[Load, str] | None:
     """The loader that ``source`` names and the text after its name; None where it names none."""
-    prefix, colon, rest = source.partition(":")
-    if colon and prefix in LOADERS:
-        return LOADERS.get(prefix), rest
     place = _PLACE.match(source)
-    if place is None or not _importable(place[1]):
-        return None
-    return LOADERS.get(f"{place[1]}:{place[2]}"), place[3] or ""
+    if place is not None and _there(place[1], place[2]):
+        return LOADERS.get(f"{place[1]}:{place[2]}"), place[3] or ""
+    prefix, colon, rest = source.partition(":")
+    return (LOADERS.get(prefix), rest) if colon and prefix in LOADERS else None
 
 
-def _importable(module: str) -> bool:
-    """Whether there is such a module here, the current folder included; a data set on the Hub has a colon in its name too."""
+def _there(module: str, thing: str) -> bool:
+    """Whether a module here, the current folder included, has this name; a data set on the Hub has a colon in its name too."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
-        return importlib.util.find_spec(module) is not None
+        found = importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
+    if found:
+        resolve(f"{module}:__name__", "data loader")  # imports it, or says in one line why it cannot be
+    return found and hasattr(sys.modules[module], thing)
+
+
+def brought(source: str) -> Arrays | None:
+    """What the loader that ``source`` names brings; None where it names none."""
+    found = find_loader(source)
+    if found is None:
+        return None
+    load, rest = found
+    try:
+        arrays = load(rest)
+    except FedstillError:
+        raise
+    except Exception as error:  # a foreign function may raise anything
+        raise FedstillError(f"'{source}': its loader failed with {reason_of(error)}") from error
+    if not isinstance(arrays, Arrays):
+        raise FedstillError(f"'{source}': its loader returned {type(arrays).__name__}, not fedstill.data.Arrays")
+    return arrays
 
 
 def _array(values: Any) -> np.ndarray:

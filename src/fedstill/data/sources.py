@@ -24,7 +24,7 @@ from PIL import Image
 
 from fedstill.core.errors import FedstillError, first_line, nearest, unknown
 from fedstill.data.embedded import EMBEDDED, embedded_images
-from fedstill.data.loaders import find_loader
+from fedstill.data.loaders import brought
 from fedstill.data.raw import Raw, RawSplit
 
 __all__ = ["Source", "find_source"]
@@ -62,10 +62,8 @@ def find_source(source: str, root: str | Path | None, scratch: Path) -> Source:
         if name not in EMBEDDED:
             raise unknown("embedded domain", source, [f"embedded:{known}" for known in EMBEDDED])
         return Source(source, {"embedded": name}, lambda: _open_embedded(name))
-    brought = find_loader(source)
-    if brought is not None:
-        load, rest = brought
-        arrays = load(rest)
+    arrays = brought(source)
+    if arrays is not None:
         return Source(source, {"arrays": arrays.digest}, lambda: arrays.raw)
     places = [Path(root).expanduser() / source] if root is not None else []
     for place in [*places, Path(source).expanduser()]:
