@@ -1,0 +1,46 @@
+"""The pool, varied: more than its samples show, without a generator."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from fedstill.core.errors import FedstillError
+from fedstill.core.options import Part, validated
+from fedstill.data.samples import Samples
+from fedstill.data.variation import varied_images, varied_vectors
+from fedstill.fusion.sources.contract import SourceContext, source
+
+__all__ = ["VariedOptions"]
+
+
+class VariedOptions(Part):
+    """How far samples are moved from the pool's own."""
+
+    noise: Annotated[float, Field(ge=0)] = 0.5
+    """Of vectors: the noise's deviation as a share of each coordinate's own. Images have a noise of their own."""
+    kept: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """The share of the samples that are the pool's own, unchanged."""
+
+
+@source("varied")
+def _varied(context: SourceContext) -> Samples:
+    """``size`` samples: the pool's own, and variations of them, drawn anew each round."""
+    pool = context.task.pool
+    if pool is None:
+        raise FedstillError("source.kind = 'varied' varies unlabelled data: set data.server, data.target or data.holdout")
+    if pool.samples.x.dtype not in (torch.uint8, torch.float32):
+        raise FedstillError("source.kind = 'varied' is for images and vectors, not for text")
+    options = validated(VariedOptions, context.options.options or {}, "algorithm.source.options")
+    rng, own = context.rng, round(options.kept * context.size)
+
+    def drawn(count: int) -> torch.Tensor:
+        rounds = -(-count // len(pool))
+        return pool.samples.x[torch.cat([torch.randperm(len(pool), generator=rng) for _ in range(rounds)])[:count]]
+
+    front, back = drawn(context.size - own), drawn(context.size - own)
+    images = front.dtype == torch.uint8
+    made = varied_images(front, back, rng) if images else varied_vectors(front, back, options.noise, rng)
+    return Samples(torch.cat([drawn(own), made]))
