@@ -20,14 +20,13 @@ from fedstill.algorithms.feddf import FedDF, FedDFOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State, clone
 from fedstill.core.options import Part, Positive
-from fedstill.core.streams import subseed
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Space, summed_space
 from fedstill.fusion.merges import MergeName, by_examples, uniform, weighted_sum
 from fedstill.fusion.sources import Source
-from fedstill.fusion.sources.generator import check_range
+from fedstill.fusion.sources.generator import check_range, generator_for
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
-from fedstill.models.generator import Generator, build_generator
+from fedstill.models.generator import Generator
 from fedstill.models.heads import HeadOnly
 from fedstill.models.network import Network
 from fedstill.task import Task
@@ -199,7 +198,7 @@ class DaFKD(FedDF[DaFKDOptions]):
     def start(self) -> Server:
         """Line 2: initial classifier and generator."""
         server = super().start()
-        server.parts["generator"] = clone(self.new_generator().state_dict())
+        server.parts["generator"] = clone(self.own_generator().state_dict())
         return server
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
@@ -228,7 +227,7 @@ class DaFKD(FedDF[DaFKDOptions]):
 
     def generator(self, server: Server) -> Generator:
         """Line 11: the pool comes from the global generator, or wherever else ``source`` says."""
-        return self.load_generator(server.parts["generator"])
+        return self.own_generator(server.parts["generator"])
 
     # -- in each selected client (lines 15 to 26) --------------------------------------------------------------------------------
 
@@ -244,7 +243,7 @@ class DaFKD(FedDF[DaFKDOptions]):
         if self.options.local_optimizer is not None:
             local = local.model_copy(update={"optimizer": self.options.local_optimizer})
         network = self.task.networks.load(client.prototype, message.group("model"))  # line 17
-        generator = self.load_generator(message.group("generator"))
+        generator = self.own_generator(message.group("generator"))
         mine = (message if self.shared else client.memory).group("discriminator")
         discriminator = Discriminator(network, mine, sharing=not self.options.no_sharing).train()  # line 18
         game = Game(
@@ -278,28 +277,13 @@ class DaFKD(FedDF[DaFKDOptions]):
 
     # -- the parts that are this system's own ----------------------------------------------------------------------------------
 
-    def new_generator(self) -> Generator:
-        """The generator with its initial weights, a function of the seed alone."""
+    def own_generator(self, state: State | None = None) -> Generator:
+        """The generator, with ``state`` or its initial weights."""
         widths = {self.task.networks.get(name).feature_dim for name in self.task.networks.prototypes}
         if self.options.level == "features" and len(widths) > 1:
             raise FedstillError(f"level = 'features' needs models whose features are equally wide, not {sorted(widths)}")
         part = self.options.generator
-        made = build_generator(
-            part.kind,
-            classes=len(self.task.classes),
-            shape=self.task.shape,
-            feature_dim=min(widths),
-            noise_dim=part.noise_dim,
-            seed=subseed(self.task.seed, "generator"),
-            **part.options,
-        )
-        return made.to(self.task.device)
-
-    def load_generator(self, state: State) -> Generator:
-        """The generator with these weights."""
-        generator = self.new_generator()
-        generator.load_state_dict(state)
-        return generator
+        return generator_for(self.task, part.kind, state, noise_dim=part.noise_dim, feature_dim=min(widths), **part.options)
 
     @property
     def space(self) -> Space:
@@ -357,7 +341,7 @@ class DaFKD(FedDF[DaFKDOptions]):
         """Eight rows of generated images, a column a class, from the same noise every time."""
         if self.options.level == "features":
             return None
-        return class_grid(self.load_generator(server.parts["generator"]), Round(0, round.total, round.seed).rng("samples"))
+        return class_grid(self.own_generator(server.parts["generator"]), Round(0, round.total, round.seed).rng("samples"))
 
 
 def kinds(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:

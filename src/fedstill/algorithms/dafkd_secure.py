@@ -139,7 +139,7 @@ def masked_predictions(system: DaFKD, message: Message, client: Client) -> Messa
     product is masked as well, and the server learns nothing but the sums over the clients.
     """
     task, options = system.task, system.options
-    generator = system.load_generator(message.group("generator"))
+    generator = system.own_generator(message.group("generator"))
     rng = torch.Generator().manual_seed(int(message.values["pool_seed"]))
     samples = draw(options.source, task, rng, generator)
     network = system.view(task.networks.load(client.prototype, client.memory.group("trained")))

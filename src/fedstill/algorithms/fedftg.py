@@ -22,14 +22,13 @@ from fedstill.algorithms.fedavg import FedAvgOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State, clone
 from fedstill.core.options import Positive
-from fedstill.core.streams import subseed
 from fedstill.fusion.distillation.divergence import divergence
 from fedstill.fusion.distillation.diversity import diversity_loss
 from fedstill.fusion.distillation.transfer import note_merged
-from fedstill.fusion.sources.generator import check_range
+from fedstill.fusion.sources.generator import check_range, generator_for
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.weightings.counts import class_weights
-from fedstill.models.generator import Generator, build_generator
+from fedstill.models.generator import Generator
 from fedstill.models.network import Network
 from fedstill.models.statistics import freeze_statistics
 from fedstill.task import Task
@@ -132,18 +131,9 @@ class FedFTG(Counting[FedFTGOptions]):
     def generator(self, state: State | None = None) -> Generator:
         """The generator, with ``state`` or its initial weights."""
         part = self.options.generator
-        made = build_generator(
-            part.kind,
-            classes=len(self.task.classes),
-            shape=self.task.shape,
-            noise_dim=part.noise_dim,
-            seed=subseed(self.task.seed, "generator"),
-            **part.options,
-        ).to(self.task.device)
+        made = generator_for(self.task, part.kind, state, noise_dim=part.noise_dim, **part.options)
         if not made.conditional:
             raise FedstillError(f"fedftg needs a conditional generator, and generator.kind = '{part.kind}' is not")
-        if state is not None:
-            made.load_state_dict(state)
         return made
 
     def start(self) -> Server:

@@ -21,11 +21,11 @@ from fedstill.algorithms.fedavg import FedAvgOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State, clone
 from fedstill.core.options import Positive
-from fedstill.core.streams import subseed
 from fedstill.fusion.distillation.diversity import diversity_loss
+from fedstill.fusion.sources.generator import generator_for
 from fedstill.fusion.teacher import teachers_of
 from fedstill.fusion.weightings.counts import class_weights
-from fedstill.models.generator import Generator, build_generator
+from fedstill.models.generator import Generator
 from fedstill.task import Task
 from fedstill.training.fit import Batch, Term
 from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
@@ -118,17 +118,10 @@ class FedGen(Counting[FedGenOptions]):
 
     def generator(self, state: State | None = None) -> Generator:
         """The generator, with ``state`` or its initial weights."""
-        made = build_generator(
-            "features",
-            classes=len(self.task.classes),
-            feature_dim=self.width,
-            noise_dim=self.options.noise_dim,
-            hidden=self.options.hidden,
-            seed=subseed(self.task.seed, "generator"),
-        ).to(self.task.device)
-        if state is not None:
-            made.load_state_dict(state)
-        return made
+        wanted = self.options
+        return generator_for(
+            self.task, "features", state, noise_dim=wanted.noise_dim, feature_dim=self.width, hidden=wanted.hidden
+        )
 
     # -- the client --------------------------------------------------------------------------------------------------------
 

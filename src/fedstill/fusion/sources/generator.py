@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
@@ -11,12 +12,13 @@ from torch import nn
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State
 from fedstill.core.registry import resolve
+from fedstill.core.streams import subseed
 from fedstill.data.samples import Samples
 from fedstill.fusion.sources.contract import SourceContext, source
-from fedstill.models.generator import build_generator
+from fedstill.models.generator import Generator, build_generator
 from fedstill.task import Task
 
-__all__ = ["check_range", "from_generator", "load_generator"]
+__all__ = ["check_range", "from_generator", "generator_for", "load_generator"]
 
 
 def check_range(task: Task) -> None:
@@ -34,6 +36,24 @@ def from_generator(generator: nn.Module, size: int, rng: torch.Generator, batch_
     with torch.no_grad():
         parts = [generator.sample(min(batch_size, size - i), rng)[0] for i in range(0, size, batch_size)]  # type: ignore[operator]
     return Samples(torch.cat(parts))
+
+
+def generator_for(
+    task: Task, kind: str, state: State | None = None, *, noise_dim: int, feature_dim: int | None = None, **options: Any
+) -> Generator:
+    """The generator that a system trains for itself, with ``state`` or its initial weights, a function of the seed alone."""
+    made = build_generator(
+        kind,
+        classes=len(task.classes),
+        shape=task.shape,
+        feature_dim=feature_dim,
+        noise_dim=noise_dim,
+        seed=subseed(task.seed, "generator"),
+        **options,
+    ).to(task.device)
+    if state is not None:
+        made.load_state_dict(state)
+    return made
 
 
 def load_generator(spec: str, task: Task) -> nn.Module:
