@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.errors import FedstillError, unknown
+from fedstill.core.errors import FedstillError, first_line, unknown
 from fedstill.core.registry import Registry
 
 from . import binary, cnn, dafkd, heads, mlp, mobilenet, resnet, shufflenet, text, vgg
@@ -141,4 +141,4 @@ def _call(
     try:
         return builder(classes=classes, shape=shape, norm=norm, **options)
     except TypeError as error:  # an option of the wrong type
-        raise FedstillError(f"model '{name}': {error}") from error
+        raise FedstillError(f"model '{name}': {first_line(error)}") from error

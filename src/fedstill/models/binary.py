@@ -7,7 +7,7 @@ their signs and scales matter to the function, and only these need to be sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -43,8 +43,11 @@ class _Sign(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
+        x: Tensor = ctx.saved_tensors[0]
         return gradient * (x.abs() <= 1)
+
+
+_sign: Callable[[Tensor], Tensor] = _Sign.apply
 
 
 def binary_sign(x: Tensor) -> Tensor:
@@ -56,7 +59,7 @@ def binary_sign(x: Tensor) -> Tensor:
     >>> y.tolist(), x.grad.tolist()
     ([-1.0, -1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 0.0])
     """
-    return _Sign.apply(x)
+    return _sign(x)
 
 
 def _scales(weight: Tensor) -> Tensor:
@@ -78,7 +81,8 @@ class BinaryConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         x = binary_sign(x) if self.binary_input else x
         weight = _scales(self.weight).view(-1, 1, 1, 1) * binary_sign(self.weight)
-        return self._conv_forward(x, weight, self.bias)
+        out: Tensor = self._conv_forward(x, weight, self.bias)
+        return out
 
 
 def resnet8_binary(*, classes: int, shape: tuple[int, ...], norm: str, activations: bool = False, groups: int = 2) -> Network:

@@ -50,7 +50,8 @@ class CNN(Network):
         self.head = nn.Linear(hidden, classes)
 
     def backbone(self, x: Tensor) -> Tensor:
-        return self.fc(self.pool(self.body(channels_last(x))).flatten(1))
+        z: Tensor = self.fc(self.pool(self.body(channels_last(x))).flatten(1))
+        return z
 
 
 class LeNet(Network):
@@ -67,7 +68,8 @@ class LeNet(Network):
         self.head = nn.Linear(84, classes)
 
     def backbone(self, x: Tensor) -> Tensor:
-        return self.fc(self.body(channels_last(x)).flatten(1))
+        z: Tensor = self.fc(self.body(channels_last(x)).flatten(1))
+        return z
 
 
 def cnn(*, classes: int, shape: tuple[int, ...], norm: str, hidden: int = 128, groups: int = 2) -> Network:

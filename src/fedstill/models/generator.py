@@ -102,7 +102,8 @@ class ConditionalGenerator(Generator):
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
         maps = torch.cat([self.embed_noise(z), self.embed_label(self.onehot(z, y))], dim=1)
-        return self.body(maps.view(len(z), 128, *self.start[1:]))
+        images: Tensor = self.body(maps.view(len(z), 128, *self.start[1:]))
+        return images
 
 
 class DCGAN(Generator):
@@ -131,7 +132,8 @@ class DCGAN(Generator):
                 nn.init.normal_(module.weight, 1, 0.02)
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        return self.body(z[:, :, None, None])
+        images: Tensor = self.body(z[:, :, None, None])
+        return images
 
 
 class MLPGenerator(Generator):
@@ -153,7 +155,8 @@ class MLPGenerator(Generator):
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
         joined = torch.cat([self.embed_noise(z), self.embed_label(self.onehot(z, y))], dim=1)
-        return self.body(joined).view(len(z), *self.shape)
+        pixels: Tensor = self.body(joined)
+        return pixels.view(len(z), *self.shape)
 
 
 class FeatureGenerator(Generator):
@@ -169,7 +172,8 @@ class FeatureGenerator(Generator):
         )
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        return self.body(torch.cat([z, self.onehot(z, y)], dim=1)).view(len(z), *self.shape)
+        features: Tensor = self.body(torch.cat([z, self.onehot(z, y)], dim=1))
+        return features.view(len(z), *self.shape)
 
 
 @dataclass(frozen=True)

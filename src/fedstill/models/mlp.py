@@ -33,7 +33,8 @@ class MLP(Network):
         self.head = nn.Linear(self.feature_dim, classes)
 
     def backbone(self, x: Tensor) -> Tensor:
-        return self.body(x.flatten(1))
+        z: Tensor = self.body(x.flatten(1))
+        return z
 
 
 def mlp(*, classes: int, shape: tuple[int, ...], norm: str, hidden: Sequence[int] = (200, 200)) -> Network:

@@ -48,7 +48,8 @@ class SqueezeExcitation(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.gate(x)
+        gate: Tensor = self.gate(x)
+        return x * gate
 
 
 class InvertedResidual(nn.Module):
@@ -70,7 +71,8 @@ class InvertedResidual(nn.Module):
         self.shortcut = stride == 1 and before == after
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x) if self.shortcut else self.body(x)
+        out: Tensor = self.body(x)
+        return x + out if self.shortcut else out
 
 
 class MobileNetV3Small(Network):
@@ -97,7 +99,8 @@ class MobileNetV3Small(Network):
         he_initialise(self)
 
     def backbone(self, x: Tensor) -> Tensor:
-        return self.fc(self.body(channels_last(x)).mean((2, 3)))
+        z: Tensor = self.fc(self.body(channels_last(x)).mean((2, 3)))
+        return z
 
 
 def mobilenetv3_small(

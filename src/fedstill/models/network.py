@@ -51,10 +51,12 @@ class Network(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The input (n, feature_dim) of the head."""
-        return self.neck(self.backbone(x))
+        z: Tensor = self.neck(self.backbone(x))
+        return z
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+        logits: Tensor = self.head(self.features(x))
+        return logits
 
     def own_name(self, key: str) -> str:
         """The name in this network of a tensor named ``key`` in a file of pretrained weights."""

@@ -22,7 +22,7 @@ def apply(function: Callable[[Tensor], Tensor], network: Network, samples: Sampl
     was_training = network.training
     network.eval()
     with torch.inference_mode():
-        parts = [function(normalise(x.to(device))) for x in samples.x.split(batch_size)]
+        parts = [function(normalise(x.to(device))) for x in torch.split(samples.x, batch_size)]
     network.train(was_training)
     return torch.cat(parts).clone() if parts else torch.empty(0)
 

@@ -51,7 +51,8 @@ class Residual(nn.Module):
             out = getattr(self, f"bn{step}")(getattr(self, f"conv{step}")(out))
             if step < self.steps:
                 out = self.relu(out)
-        return self.relu(out + self.downsample(x))
+        joined: Tensor = self.relu(out + self.downsample(x))
+        return joined
 
 
 class BasicBlock(Residual):

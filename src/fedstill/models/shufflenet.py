@@ -75,8 +75,8 @@ class ShuffleNetV2(Network):
 
     def backbone(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.conv1(channels_last(x)))
-        x = self.stage4(self.stage3(self.stage2(x)))
-        return self.conv5(x).mean((2, 3))
+        x = self.conv5(self.stage4(self.stage3(self.stage2(x))))
+        return x.mean((2, 3))
 
 
 def shufflenetv2(*, classes: int, shape: tuple[int, ...], norm: str, stem: str = "auto", groups: int = 2) -> Network:

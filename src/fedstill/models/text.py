@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedstill.core.errors import FedstillError, unknown
+from fedstill.core.errors import FedstillError, first_line, unknown
 
 from .network import Architecture, Network
 
@@ -92,11 +93,10 @@ def text_small(
 class Pretrained(Network):
     """A Hugging Face encoder; ids equal to its padding id are masked."""
 
-    def __init__(self, encoder: nn.Module, classes: int, padding: int, pool: str) -> None:
+    def __init__(self, encoder: Any, classes: int, padding: int, pool: str) -> None:
         super().__init__()
         self.encoder, self.padding, self.pool = encoder, padding, pool
-        width = encoder.config.hidden_size  # type: ignore[union-attr]
-        self.feature_dim, self.classes = int(width), classes  # type: ignore[arg-type]
+        self.feature_dim, self.classes = int(encoder.config.hidden_size), classes
         self.head = nn.Linear(self.feature_dim, classes)
 
     def backbone(self, x: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def from_transformers(
         else:
             encoder = transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(source))
     except (OSError, ValueError) as error:
-        raise FedstillError(f"model '{name}': no encoder could be loaded: {str(error).splitlines()[0]}") from error
+        raise FedstillError(f"model '{name}': no encoder could be loaded: {first_line(error)}") from error
     longest = getattr(encoder.config, "max_position_embeddings", shape[0])
     if shape[0] > longest:
         raise FedstillError(f"model '{name}' takes at most {longest} tokens, not {shape[0]}")

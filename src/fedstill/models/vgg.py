@@ -57,7 +57,8 @@ class VGG(Network):
         he_initialise(self)
 
     def backbone(self, x: Tensor) -> Tensor:
-        return self.fc(self.body(channels_last(x)).flatten(1))
+        z: Tensor = self.fc(self.body(channels_last(x)).flatten(1))
+        return z
 
 
 def _rates(dropout: object) -> tuple[float, float]:
