@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 from fedstill import models
 from fedstill.core.errors import FedstillError
-from fedstill.models.wrapped import Wrapped
+from fedstill.data.samples import Samples
+from fedstill.models.predict import apply
+from fedstill.models.wrapped import Whole, Wrapped
 
 
 def build(name="cnn", **options):
@@ -189,3 +191,54 @@ def test_torchvision_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision.models", None)
     with pytest.raises(FedstillError, match="needs torchvision"):
         build("torchvision:vgg")
+
+
+def test_a_module_is_used_whole():
+    module = Foreign(4).eval()
+    network = Whole(module, "mine", (3, 8, 8))
+    x = torch.randn(5, 3, 8, 8)
+    assert network.classes == 4
+    assert torch.equal(network(x), module(x))
+    assert torch.equal(network.features(x), module.classifier[:3](module.features(x).flatten(1)))
+    assert torch.equal(network.head(network.features(x)), module(x))
+    # with its head known its tensors are still those of the module, under their own names
+    assert list(network.state_dict()) == [f"body.{name}" for name in module.state_dict()]
+    assert len(list(network.parameters())) == len(list(module.parameters()))
+    twin = copy.deepcopy(network)
+    assert twin.head is twin.body.classifier[3]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_module_used_whole_keeps_its_mode(training):
+    module = Foreign(4).train(training)
+    network = Whole(module, "mine", (3, 8, 8))
+    apply(network.features, network, Samples(torch.randn(5, 3, 8, 8)))
+    assert {part.training for part in network.modules()} - {network.neck.training} <= {training}
+    assert module.training is training
+
+
+def test_a_module_used_whole_need_not_take_floats():
+    module = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
+    assert Whole(module, "mine").features(torch.randint(0, 9, (5, 3))).shape == (5, 12)
+
+
+def test_a_module_without_a_last_linear_layer_has_no_features():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(12, 2), nn.Softmax(1))
+    network = Whole(module, "model 'mine'", (3, 2, 2))
+    assert network(torch.zeros(1, 3, 2, 2)).shape == (1, 2)
+    with pytest.raises(FedstillError, match="model 'mine' has no features to look at") as raised:
+        network.features(torch.zeros(1, 3, 2, 2))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        (nn.Conv2d(3, 2, 1), r"mine returns shape \(2, 2, 8, 8\) for two inputs"),
+        (nn.Linear(5, 2), r"mine does not take inputs of shape \(3, 8, 8\)"),
+        (Foreign(5), "mine has 5 outputs, and 4 classes are named"),
+    ],
+)
+def test_a_module_that_cannot_be_used_whole_is_refused(module, line):
+    with pytest.raises(FedstillError, match=line):
+        Whole(module, "mine", (3, 8, 8), classes=4)

@@ -170,9 +170,9 @@ class Bundle:
             stored = self.tensors().tensors["program/bytes"]
             network: Network = Program(
                 open_program(stored.numpy().tobytes(), self.about.program, self.path.name),
-                len(self.about.classes),
-                tuple(self.about.shape),
                 self.path.name,
+                tuple(self.about.shape),
+                len(self.about.classes),
             )
         else:
             network = build_network(self.about, self.state, self.path.name)

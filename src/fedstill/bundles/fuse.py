@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset
 from fedstill.algorithm import Reply
 from fedstill.bundles.bundle import About, Architecture, Bundle, read_bundle, scale_fault
 from fedstill.bundles.images import Images, load_images, relabelled
-from fedstill.bundles.programs import Plain
 from fedstill.bundles.reference import load_reference, reference_id
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State, clone
@@ -35,6 +34,7 @@ from fedstill.fusion.weightings import Weighting, WeightingContext, make_weighti
 from fedstill.models import build
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy, predict_logits
+from fedstill.models.wrapped import Whole
 
 __all__ = ["DISTILLATION", "Figure", "Fused", "fuse"]
 
@@ -194,7 +194,7 @@ def fuse(
     figures += _figure("student", "student", network, tests)
     network.eval()
     return Fused(
-        student=network.body if isinstance(network, Plain) else network,
+        student=network.body if isinstance(network, Whole) else network,
         network=network,
         classes=union,
         teachers=_shares(members, table),
@@ -363,14 +363,14 @@ def _of_module(
 
     network = load()
     state = network.state_dict()
-    kind = type(network.body if isinstance(network, Plain) else network).__qualname__
+    kind = type(network.body if isinstance(network, Whole) else network).__qualname__
     key = json.dumps([kind, {k: list(v.shape) for k, v in state.items()}, list(known or [])])
     names = tuple(known) if known is not None else tuple(str(i) for i in range(network.classes))
     return _Member(name, load, names, key, lambda: load().state_dict())
 
 
 def _as_network(module: nn.Module, shape: tuple[int, ...], whose: str) -> Network:
-    return module if isinstance(module, Network) else Plain(module, None, shape, whose)
+    return module if isinstance(module, Network) else Whole(module, whose, shape)
 
 
 def _union(members: Sequence[_Member]) -> tuple[str, ...]:

@@ -210,7 +210,7 @@ def _program(path: Path, about: About, epochs: int) -> tuple[About, dict[str, St
         missing = "no such file" if not path.is_file() else "neither a TorchScript nor a torch.export file"
         raise FedstillError(f"program '{path}': {missing}")
     data = path.read_bytes()
-    network = Program(open_program(data, kind, str(path)), len(about.classes), tuple(about.shape), str(path))
+    network = Program(open_program(data, kind, str(path)), str(path), tuple(about.shape), len(about.classes))
     network.mean, network.std, network.input_shape = about.mean, about.std, tuple(about.shape)
     stored: Tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return about.model_copy(update={"model": None, "program": kind}), {"program": {"bytes": stored}}, network

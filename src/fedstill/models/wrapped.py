@@ -1,4 +1,4 @@
-"""Networks written elsewhere: a user's own callable, and torchvision's."""
+"""Networks written elsewhere: a user's own module or callable, and torchvision's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from fedstill.core.errors import FedstillError, first_line
 
 from .network import Architecture, Network
 
-__all__ = ["Wrapped", "adopted", "from_callable", "from_torchvision", "last_linear"]
+__all__ = ["Whole", "Wrapped", "adopted", "from_callable", "from_torchvision"]
 
 
 class Wrapped(Network):
@@ -27,17 +27,21 @@ class Wrapped(Network):
 
     def __init__(self, body: nn.Module, classes: int, shape: tuple[int, ...], name: str) -> None:
         super().__init__()
-        self.split, head = last_linear(body, shape, name)
+        last = _tried(body, _zeros(body, shape), f"model '{name}'").last
+        if last is None or not last.path:
+            raise FedstillError(f"model '{name}' does not end in a linear layer; make it a fedstill.models.Network instead")
+        self.split, head = last.path, last.layer
         if head.out_features != classes:
             raise FedstillError(f"model '{name}' has {head.out_features} outputs, and {classes} classes are needed")
-        parent, _, last = self.split.rpartition(".")
-        setattr(body.get_submodule(parent), last, nn.Identity())
+        parent, _, place = self.split.rpartition(".")
+        setattr(body.get_submodule(parent), place, nn.Identity())
         self.body = body
         self.feature_dim, self.classes = head.in_features, classes
         self.head = head
 
     def backbone(self, x: Tensor) -> Tensor:
-        return self.body(x)
+        z: Tensor = self.body(x)
+        return z
 
     def own_name(self, key: str) -> str:
         if key.startswith(self.split + "."):
@@ -45,28 +49,103 @@ class Wrapped(Network):
         return key if key.startswith(("body.", "head.", "neck.")) else "body." + key
 
 
-def last_linear(body: nn.Module, shape: tuple[int, ...], name: str) -> tuple[str, nn.Linear]:
-    """The name of the linear layer whose output is the network's, and the layer."""
-    outputs: list[tuple[str, nn.Linear, Tensor]] = []
+class Whole(Network):
+    """Any module from inputs to logits, used as it is; its tensors keep their names, after ``body.``.
+
+    Its features are what goes into its last linear layer; a module that does not end in one can teach and learn all the same.
+    With ``shape`` it is tried on zeros, which tells how many classes it knows. ``whose`` is what errors call it.
+
+    >>> net = Whole(nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), "mine", (1, 2, 2))
+    >>> x = torch.rand(2, 1, 2, 2)
+    >>> net.classes, net.features(x).shape, torch.equal(net.head(net.features(x)), net(x))
+    (3, torch.Size([2, 5]), True)
+    """
+
+    has_modes = True  # training and evaluation
+
+    def __init__(self, body: nn.Module, whose: str, shape: tuple[int, ...] | None = None, classes: int | None = None) -> None:
+        super().__init__()
+        self.body, self.whose = body, whose
+        self.training = body.training  # whoever asks for its answers puts it back into the mode it was found in
+        if shape is not None:
+            self.classes = _outputs(_tried(body, _zeros(body, shape), whose, self.has_modes).said, whose)
+            if classes is not None and classes != self.classes:
+                raise FedstillError(f"{whose} has {self.classes} outputs, and {classes} classes are named")
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.body(x)
+        return logits
+
+    def features(self, x: Tensor) -> Tensor:
+        """What goes into the last linear layer."""
+        if "head" not in self.__dict__:
+            self._find_head(x[:2])
+        seen: list[Tensor] = []
+        hook = self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            self.body(x)
+        finally:
+            hook.remove()
+        return seen[-1]
+
+    def _find_head(self, x: Tensor) -> None:
+        last = _tried(self.body, x, self.whose, self.has_modes).last
+        if last is None:
+            raise FedstillError(f"{self.whose} has no features to look at: it does not end in a linear layer")
+        # beside the modules, not among them: it is one of the body's already, and the names of tensors stay as they are
+        self.__dict__["head"], self.feature_dim = last.layer, last.layer.in_features
+
+
+class _Last(NamedTuple):
+    """The linear layer whose output is the network's, and its name."""
+
+    path: str
+    layer: nn.Linear
+
+
+class _Trial(NamedTuple):
+    """What a module said, and its last layer where that is linear."""
+
+    said: Any
+    last: _Last | None
+
+
+def _tried(body: nn.Module, inputs: Tensor, whose: str, has_modes: bool = True) -> _Trial:
+    """The module run once, as for evaluation where it has that mode; it is left in the mode it was in."""
+    outputs: list[tuple[_Last, Tensor]] = []
     hooks = [
-        module.register_forward_hook(lambda module, _, out, path=path: outputs.append((path, module, out)))
-        for path, module in body.named_modules()
-        if isinstance(module, nn.Linear) and path
+        layer.register_forward_hook(lambda layer, _, out, path=path: outputs.append((_Last(path, layer), out)))
+        for path, layer in body.named_modules()
+        if isinstance(layer, nn.Linear)
     ]
-    training = body.training
+    was_training = has_modes and body.training
     try:
+        if was_training:
+            body.eval()
         with torch.no_grad():
-            result = body.eval()(torch.zeros(2, *shape))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise FedstillError(f"model '{name}' does not take inputs of shape {tuple(shape)}: {first_line(error)}") from error
+            said = body(inputs)
+    except Exception as error:  # a foreign forward may raise anything
+        raise FedstillError(f"{whose} does not take inputs of shape {tuple(inputs.shape[1:])}: {first_line(error)}") from error
     finally:
-        body.train(training)
+        if was_training:
+            body.train()
         for hook in hooks:
             hook.remove()
-    for path, module, out in reversed(outputs):
-        if out is result and out.ndim == 2:
-            return path, module
-    raise FedstillError(f"model '{name}' does not end in a linear layer; make it a fedstill.models.Network instead")
+    return _Trial(said, next((last for last, out in reversed(outputs) if out is said and out.ndim == 2), None))
+
+
+def _zeros(body: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """Two inputs where the module is."""
+    parameter = next(body.parameters(), None)
+    return torch.zeros(2, *shape, device=parameter.device if parameter is not None else "cpu")
+
+
+def _outputs(said: Any, whose: str) -> int:
+    """How many classes there are in what a module said of two inputs."""
+    if not isinstance(said, Tensor) or said.ndim != 2 or len(said) != 2:
+        got = f"shape {tuple(said.shape)}" if isinstance(said, Tensor) else type(said).__name__
+        raise FedstillError(f"{whose} returns {got} for two inputs; logits of shape (2, classes) are needed")
+    return said.shape[1]
 
 
 def adopted(name: str, make: Any) -> Architecture:
@@ -109,7 +188,9 @@ def from_torchvision(name: str, *, classes: int, shape: tuple[int, ...], norm: s
     try:
         models = importlib.import_module("torchvision.models")
     except (ImportError, RuntimeError) as error:
-        raise FedstillError(f"model '{name}' needs torchvision: pip install 'fedstill[torchvision]' ({error})") from error
+        raise FedstillError(
+            f"model '{name}' needs torchvision: pip install 'fedstill[torchvision]' ({first_line(error)})"
+        ) from error
     try:
         body = models.get_model(name.removeprefix("torchvision:"), num_classes=classes, **options)
     except (ValueError, TypeError) as error:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedstill.algorithms.fedd3a import FedD3AOptions
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import FedstillError, first_line, reason_of
 from fedstill.core.message import Message, State, clone
 from fedstill.core.streams import stream, subseed
 from fedstill.data.samples import Samples
@@ -37,9 +37,8 @@ from fedstill.fusion.weightings import Ready
 from fedstill.fusion.weightings.projection import one_hot_weights, proximity, soft_weights
 from fedstill.local.reports.projection import Projection, subspace
 from fedstill.local.reports.projection import fault as projection_fault
-from fedstill.models.network import Network
 from fedstill.models.predict import apply
-from fedstill.models.wrapped import last_linear
+from fedstill.models.wrapped import Whole
 from fedstill.training.schedules import learning_rate
 
 # after fedstill.engine.flower.records, which turns Flower's telemetry off
@@ -53,29 +52,6 @@ __all__ = ["FedD3A", "FedDF", "projection"]
 log = logging.getLogger("flwr")
 
 
-class Own(Network):
-    """A user's module as it is; its features are what goes into its last linear layer."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.module(x)
-        return logits
-
-    def features(self, x: Tensor) -> Tensor:
-        """What goes into the last linear layer."""
-        _, layer = last_linear(self.module, tuple(x.shape[1:]), type(self.module).__name__)
-        seen: list[Tensor] = []
-        hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        try:
-            self.module(x)
-        finally:
-            hook.remove()
-        return seen[0]
-
-
 def projection(model: nn.Module, inputs: Tensor | Iterable[Tensor], options: Projection = Projection()) -> ArrayRecord:
     """What a FedD3A client adds to its reply as ``"projection"``: the subspace that its features span (Eq. 5).
 
@@ -86,7 +62,7 @@ def projection(model: nn.Module, inputs: Tensor | Iterable[Tensor], options: Pro
     >>> list(projection(net, torch.rand(8, 1, 2, 2)))
     ['matrix']
     """
-    network = Own(model)
+    network = _network(model)
 
     def extract(x: Tensor) -> Tensor:
         return apply(network.features, network, Samples(x))
@@ -137,7 +113,7 @@ class FedDF(FedAvg):
         super().__init__(**fedavg)
         if len(pool) == 0:
             raise FedstillError("the pool is empty")
-        self.student, self.teacher = Own(model), Own(copy.deepcopy(model))
+        self.student, self.teacher = _network(model), _network(copy.deepcopy(model))
         self.pool = Samples(pool)
         self.distillation, self.ensemble, self.seed = distillation, ensemble, seed
         self.sent: State = {}
@@ -180,9 +156,9 @@ class FedDF(FedAvg):
             )
         log.info("distilled %d teachers in %d steps, loss %.4f to %.4f", len(sound), done.steps, done.first_loss, done.last_loss)
         metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
-        return ArrayRecord(clone(self.student.module.state_dict())), metrics
+        return ArrayRecord(clone(self.student.body.state_dict())), metrics
 
-    def _teacher(self, message: Message) -> Network:
+    def _teacher(self, message: Message) -> Whole:
         return _load(self.teacher, message.group("model"))
 
     def learning(self, server_round: int) -> Distillation:
@@ -212,9 +188,11 @@ class FedDF(FedAvg):
             if reason is None:
                 try:
                     message = self._read(reply.content)
-                    reason = fault(message, self.requires, self.student.module.state_dict()) or self.fault_of(message)
-                except (FedstillError, KeyError, ValueError, TypeError) as error:
-                    reason = f"{error}"
+                    reason = fault(message, self.requires, self.student.body.state_dict()) or self.fault_of(message)
+                except FedstillError as error:
+                    reason = first_line(error)
+                except (KeyError, ValueError, TypeError) as error:
+                    reason = reason_of(error)
             if reason is None:
                 found.append((reply.content, message))
             else:
@@ -281,8 +259,12 @@ class FedD3A(FedDF):
         return soft_weights(r, unbiased=self.projection.unbiased, temperature=self.projection.temperature)
 
 
-def _load(network: Own, state: State) -> Own:
+def _network(model: nn.Module) -> Whole:
+    return Whole(model, f"model '{type(model).__name__}'")
+
+
+def _load(network: Whole, state: State) -> Whole:
     with torch.no_grad():
-        for name, tensor in network.module.state_dict().items():
+        for name, tensor in network.body.state_dict().items():
             tensor.copy_(state[name])
     return network
