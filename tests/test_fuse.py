@@ -193,7 +193,7 @@ def test_the_folder_is_written_read_and_continued(tmp_path: Path) -> None:
     other = pack(tmp_path / "other.fed", base=out, data=site, epochs=1, seed=1)
     second = fuse([packed.bundle, other.bundle], blobs(range(3), 50, 8), weighting="projection", reference=str(out))
     assert second.start in ("average", "next", "other")
-    with pytest.raises(FedstillError, match="--reference"):
+    with pytest.raises(FedstillError, match="give the reference that all sites used"):
         fuse([packed.bundle, other.bundle], blobs(range(3), 50, 8), weighting="projection", reference="cnn-small")
 
 

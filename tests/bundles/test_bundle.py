@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+import fedstill.bundles
 from fedstill.bundles.bundle import About, Architecture, Bundle, digest, read_bundle, write_bundle
 from fedstill.bundles.pack import pack
 from fedstill.bundles.programs import program_kind
@@ -171,7 +173,7 @@ def test_a_bundle_cannot_name_a_callable_unless_trusted(tmp_path: Path) -> None:
     trace = tmp_path / "ran"
     tree = about(model=Architecture(name="os:mkdir", options={"path": str(trace)})).model_dump(mode="json", exclude_none=True)
     bundle = read_bundle(forged(tmp_path / "f.fed", tree))
-    with pytest.raises(FedstillError, match="--trust-code"):
+    with pytest.raises(FedstillError, match="allow that with trust_code"):
         bundle.network()
     assert not trace.exists()
 
@@ -180,6 +182,21 @@ def test_an_architecture_cannot_name_another_file(tmp_path: Path) -> None:
     tree = about(model=Architecture(name="mlp", options={"weights": "/etc/passwd"})).model_dump(mode="json", exclude_none=True)
     with pytest.raises(FedstillError, match="names no other file"):
         read_bundle(forged(tmp_path / "f.fed", tree)).network()
+
+
+def test_errors_name_no_flags_of_the_command_line() -> None:
+    """They are read by those who call the library, too."""
+    folder = Path(fedstill.bundles.__file__).parent
+    raised = [
+        (path, node)
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Raise)
+    ]
+    assert len(raised) > 40
+    for path, node in raised:
+        said = " ".join(part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str))
+        assert "--" not in said, f"{path.name}:{node.lineno}"
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------------

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from fedstill.algorithm import Reply
 from fedstill.bundles.programs import Program, open_program
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.files import atomic_write
 from fedstill.core.message import Message, State, clone
-from fedstill.core.options import Part
+from fedstill.core.options import Part, Positive
 from fedstill.core.version import __version__
 from fedstill.fusion.screening import not_finite
 from fedstill.models import build, names
@@ -37,6 +37,7 @@ __all__ = [
     "Architecture",
     "Bundle",
     "Subspace",
+    "as_described",
     "build_network",
     "digest",
     "read_bundle",
@@ -68,8 +69,13 @@ class Architecture(Part):
     """A network by name, as :func:`fedstill.models.build` takes it."""
 
     name: str
+    """A built-in model, ``torchvision:NAME`` or ``module.path:callable``."""
+
     norm: str = "batch"
+    """Its normalisation layers: batch, group or none."""
+
     options: dict[str, Any] = {}
+    """The options of that model."""
 
     @property
     def code(self) -> str | None:
@@ -83,26 +89,56 @@ class Subspace(Part):
     """Which backbone the projection matrix was made with: its name, and the digest of its weights."""
 
     reference: str
+    """The backbone's name, without folders."""
+
     digest: str
+    """The fingerprint of its weights, without the head."""
 
 
 class About(Part):
     """What a bundle says of itself besides its tensors."""
 
     format: Literal[1] = 1
+    """The version of the file format."""
+
     fedstill: str = __version__
+    """The version of fedstill that wrote it."""
+
     name: str
-    model: Architecture | None = None  # either an architecture and its weights
-    program: Literal["torchscript", "export"] | None = None  # or a whole program
+    """What the site is called."""
+
+    model: Architecture | None = None
+    """The architecture whose weights the bundle holds, unless it holds a program."""
+
+    program: Literal["torchscript", "export"] | None = None
+    """The kind of program that the bundle holds instead."""
+
     classes: Annotated[list[str], Field(min_length=1)]
-    shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1, max_length=3)]
+    """Class names in the order of the outputs."""
+
+    shape: Annotated[list[Positive], Field(min_length=1, max_length=3)]
+    """The inputs: (channels, height, width) of images."""
+
     mean: Scale = 0.5
+    """Of the normalisation ``(x / 255 - mean) / std``: one number, or one a channel."""
+
     std: Scale = 0.5
-    samples: Annotated[int, Field(ge=1)] | None = None
+    """Of the normalisation, likewise."""
+
+    samples: Positive | None = None
+    """How many samples the site has, where it says so."""
+
     label_counts: list[Annotated[int, Field(ge=0)]] | None = None
+    """How many samples of each class, where it says so."""
+
     subspace: Subspace | None = None
-    discriminator: str | None = None  # what it was taught to tell the site's images from
-    based_on: str | None = None  # the digest of the fused model that training went on from
+    """The backbone of the projection, where there is one."""
+
+    discriminator: str | None = None
+    """What the discriminator was taught to tell the site's images from, where there is one."""
+
+    based_on: str | None = None
+    """The digest of the fused model that training went on from."""
 
     @model_validator(mode="after")
     def _whole(self) -> About:
@@ -164,21 +200,14 @@ class Bundle:
         code = self.about.code
         if code is not None and not trust_code:
             raise FedstillError(
-                f"{self.path.name} is {code}: opening it runs code; allow that with --trust-code if you trust its sender"
+                f"{self.path.name} is {code}: opening it runs code; allow that with trust_code if you trust its sender"
             )
         if self.about.program is not None:
             stored = self.tensors().tensors["program/bytes"]
-            network: Network = Program(
-                open_program(stored.numpy().tobytes(), self.about.program, self.path.name),
-                self.path.name,
-                tuple(self.about.shape),
-                len(self.about.classes),
-            )
-        else:
-            network = build_network(self.about, self.state, self.path.name)
-        network.mean, network.std = self.about.mean, self.about.std
-        network.input_shape = tuple(self.about.shape)
-        return network.eval()
+            body = open_program(stored.numpy().tobytes(), self.about.program, self.path.name)
+            program = Program(body, self.path.name, tuple(self.about.shape), len(self.about.classes))
+            return as_described(program, self.about).eval()
+        return build_network(self.about, self.state, self.path.name)
 
     def reply(self) -> Reply:
         """The bundle as a client's answer, which is what weightings look at."""
@@ -187,19 +216,31 @@ class Bundle:
 
 
 def build_network(about: About, state: Mapping[str, Tensor], whose: str) -> Network:
-    """The network that ``about`` describes, with ``state`` in it; whatever does not fit is one line."""
+    """The network that ``about`` describes, with ``state`` in it, ready to speak; whatever does not fit is one line."""
     assert about.model is not None
-    options = dict(about.model.options)
+    name, options = about.model.name, dict(about.model.options)
     if "weights" in options:
         raise FedstillError(f"{whose}: an architecture brings its own weights, and names no other file")
     try:
-        network = build(about.model.name, classes=len(about.classes), shape=about.shape, norm=about.model.norm, **options)
+        network = build(name, classes=len(about.classes), shape=about.shape, norm=about.model.norm, **options)
+        _check_sizes(network.state_dict(), state)
         missing = network.load_state_dict(dict(state), strict=False)
     except (RuntimeError, TypeError, ValueError) as error:
-        raise FedstillError(f"{whose}: the weights do not fit '{about.model.name}': {_last_line(error)}") from error
+        raise FedstillError(f"{whose}: the weights do not fit '{name}': {first_line(error)}") from error
     for key in (*missing.missing_keys, *missing.unexpected_keys):
-        lacks = key in missing.missing_keys
-        raise FedstillError(f"{whose}: '{about.model.name}' {'needs' if lacks else 'has no'} tensor '{key}'")
+        raise FedstillError(f"{whose}: '{name}' {'needs' if key in missing.missing_keys else 'has no'} tensor '{key}'")
+    return as_described(network, about).eval()
+
+
+def _check_sizes(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    for key, tensor in own.items():
+        if key in given and given[key].shape != tensor.shape:
+            raise ValueError(f"'{key}' is {tuple(given[key].shape)} in the file and {tuple(tensor.shape)} in the network")
+
+
+def as_described(network: Network, about: About) -> Network:
+    """The same network, which now takes raw images of any size as ``about`` says that it does."""
+    network.mean, network.std, network.input_shape = about.mean, about.std, tuple(about.shape)
     return network
 
 
@@ -227,7 +268,7 @@ def read_bundle(path: str | Path) -> Bundle:
     try:
         message = Message.load(path)
     except FedstillError as error:
-        raise FedstillError(f"{path} is not a bundle, or is cut short ({_last_line(error.__cause__ or error)})") from error
+        raise FedstillError(f"{path} is not a bundle, or is cut short ({first_line(error.__cause__ or error)})") from error
     said, mark = message.values.get("bundle"), message.values.get("digest")
     if not isinstance(said, str) or not isinstance(mark, str):
         raise FedstillError(f"{path} is not a bundle: it has no description; `fedstill pack` makes one")
@@ -260,7 +301,7 @@ def _about(path: Path, said: str) -> About:
         where = ".".join(str(part) for part in problem["loc"])
         raise FedstillError(f"{path}: bad description: {where + ': ' if where else ''}{problem['msg']}") from None
     except ValueError as error:
-        raise FedstillError(f"{path}: bad description: {error}") from None
+        raise FedstillError(f"{path}: bad description: {first_line(error)}") from None
 
 
 def digest(tensors: Mapping[str, Tensor], said: str = "") -> str:
@@ -277,7 +318,3 @@ def digest(tensors: Mapping[str, Tensor], said: str = "") -> str:
         if tensor.numel():
             mark.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return mark.hexdigest()
-
-
-def _last_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()

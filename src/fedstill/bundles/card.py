@@ -20,7 +20,7 @@ import torch
 
 from fedstill.bundles.bundle import digest
 from fedstill.bundles.folder import CARD, FACTS, ONNX, WEIGHTS, check_target
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.files import atomic_write
 from fedstill.core.version import __version__
 
@@ -203,7 +203,7 @@ def check_onnx() -> None:
     """Say before the work begins that ONNX cannot be written."""
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
-        raise FedstillError(f"--onnx needs {' and '.join(missing)}: pip install 'fedstill[onnx]'")
+        raise FedstillError(f"writing ONNX needs {' and '.join(missing)}: pip install 'fedstill[onnx]'")
 
 
 @contextlib.contextmanager
@@ -241,6 +241,5 @@ def onnx_bytes(fused: Fused) -> bytes:
                     verbose=False,
                 )
         except Exception as error:  # the exporter raises whatever its passes raise
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise FedstillError(f"the student cannot be written as ONNX: {line}") from error
+            raise FedstillError(f"the student cannot be written as ONNX: {first_line(error)}") from error
         return path.read_bytes()

@@ -12,7 +12,7 @@ import safetensors.torch
 from pydantic import ValidationError
 
 from fedstill.bundles.bundle import About, build_network, digest
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.message import State
 from fedstill.models.network import Network
 
@@ -40,10 +40,7 @@ class FusedFolder:
 
     def network(self) -> Network:
         """The network, ready to speak about images of any size."""
-        network = build_network(self.about, self.state(), str(self.folder))
-        network.mean, network.std = self.about.mean, self.about.std
-        network.input_shape = tuple(self.about.shape)
-        return network.eval()
+        return build_network(self.about, self.state(), str(self.folder))
 
 
 def read_fused(folder: str | Path) -> FusedFolder:
@@ -61,14 +58,13 @@ def read_fused(folder: str | Path) -> FusedFolder:
         if digest(fused.state()) != facts["digest"]:
             raise FedstillError(f"{weights_file} was changed or damaged after fusing: its digest does not match")
     except (ValueError, KeyError, TypeError, ValidationError, OSError, safetensors.SafetensorError) as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise FedstillError(f"{folder} is not a whole fused model: {line}") from error
+        raise FedstillError(f"{folder} is not a whole fused model: {first_line(error)}") from error
     return fused
 
 
 def check_target(folder: Path) -> None:
     """Refuse to write into a folder that holds something else."""
     if folder.is_file():
-        raise FedstillError(f"--out {folder} is a file; give a folder")
+        raise FedstillError(f"{folder} is a file; give a folder to write to")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / FACTS).exists():
-        raise FedstillError(f"--out {folder} holds other files; give a new folder")
+        raise FedstillError(f"{folder} holds other files; give a new folder to write to")

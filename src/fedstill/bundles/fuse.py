@@ -20,7 +20,7 @@ from fedstill.algorithm import Reply
 from fedstill.bundles.bundle import About, Architecture, Bundle, read_bundle, scale_fault
 from fedstill.bundles.images import Images, load_images, relabelled
 from fedstill.bundles.reference import load_reference, reference_id
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.message import State, clone
 from fedstill.core.streams import stream
 from fedstill.data.images import resized
@@ -231,7 +231,7 @@ def _usable(device: str | torch.device) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # an unknown name; torch without CUDA asserts
-        raise FedstillError(f"device '{device}' cannot be used: {(str(error).splitlines() or ['?'])[0]}") from error
+        raise FedstillError(f"device '{device}' cannot be used: {first_line(error)}") from error
 
 
 def _opened(teachers: Sequence[Any] | Mapping[str, Any], trust_code: bool) -> list[tuple[str | None, Any]]:
@@ -325,7 +325,7 @@ def _members(
         else:
             raise FedstillError(f"teacher {number} is a {type(teacher).__name__}, not a module, a bundle or a path")
         if any(other.name == name for other in members):
-            raise FedstillError(f"two teachers are called '{name}': name them by a mapping, or pack them with --name")
+            raise FedstillError(f"two teachers are called '{name}': name them by a mapping, or pack them under other names")
         members.append(member)
     return members
 
@@ -447,7 +447,7 @@ def _weighting(
                 if subspace.digest != wanted:
                     raise FedstillError(
                         f"{member.name} described its domain with the reference '{subspace.reference}', which is not "
-                        f"'{spec}' with the same weights; give the one that all sites used with --reference"
+                        f"'{spec}' with the same weights; give the reference that all sites used"
                     )
     if name == "examples" and any(m.reply is None or not m.reply.samples for m in members):
         raise FedstillError("weighting 'examples' needs every bundle's number of samples")

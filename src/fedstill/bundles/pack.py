@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedstill.bundles.bundle import About, Architecture, Bundle, Subspace, scale_fault, write_bundle
+from fedstill.bundles.bundle import About, Architecture, Bundle, Subspace, as_described, scale_fault, write_bundle
 from fedstill.bundles.folder import FusedFolder, read_fused
 from fedstill.bundles.images import Images, load_images, relabelled
 from fedstill.bundles.programs import Program, open_program, program_kind
@@ -88,15 +88,16 @@ def pack(
     """
     out = Path(out)
     if out.is_dir():
-        raise FedstillError(f"--out {out} is a folder; give a file, such as {out / 'site.fed'}")
+        raise FedstillError(f"{out} is a folder; give a file to write to, such as {out / 'site.fed'}")
     for wanted in describe:
         if wanted not in DESCRIPTIONS:
             raise unknown("description of a domain", wanted, DESCRIPTIONS)
-    given = [text for text, value in (("--model", model), ("--program", program), ("--from", base)) if value is not None]
+    given = [text for text, value in (("a model", model), ("a program", program), ("a fused folder", base)) if value is not None]
     if len(given) != 1:
-        raise FedstillError(f"give one of --model, --program and --from{', not ' + ' and '.join(given) if given else ''}")
+        both = f", not {' and '.join(given)}" if given else ""
+        raise FedstillError(f"give one of a model, a program and the folder of a fused model to go on from{both}")
     if not (math.isfinite(lr) and lr > 0):
-        raise FedstillError(f"--lr takes a number above zero, not {lr}")
+        raise FedstillError(f"the rate of training (lr) is a number above zero, not {lr}")
     fused = read_fused(base) if base is not None else None
     if fused is not None:
         image_size, channels = fused.about.shape[1], fused.about.shape[0]
@@ -135,21 +136,19 @@ def _about(
     """What is known before the network is: classes, size, normalisation. The architecture is filled in later."""
     if fused is not None:
         if classes:
-            raise FedstillError("the classes of a model that goes on from a fused one are the fused one's: leave out --classes")
+            raise FedstillError("the classes of a model that goes on from a fused one are the fused one's: name none")
         return fused.about.model_copy(update={"name": name, "based_on": fused.digest, "samples": None, "label_counts": None})
     known = list(classes) or list(images.classes if images is not None else ())
     if not known:
-        raise FedstillError("the classes are not known: give --classes a,b,c, or --data with one folder a class")
+        raise FedstillError("the classes are not known: name them (classes), or give data with one folder a class")
     if len(known) == 1:
-        raise FedstillError(
-            f"there is one class only, '{known[0]}': nothing to tell apart; name all classes with --classes a,b,c"
-        )
+        raise FedstillError(f"there is one class only, '{known[0]}': nothing to tell apart; name all classes (classes)")
     if images is not None:
         shape = list(images.samples.x.shape[1:])
     elif image_size is not None:
         shape = [channels or 3, image_size, image_size]
     else:
-        raise FedstillError("the size of the images is not known: give --data, or --image-size (and --channels)")
+        raise FedstillError("the size of the images is not known: give data, or the size (image_size, channels)")
     twice = next((c for c in known if known.count(c) > 1), None)
     if twice is not None:
         raise FedstillError(f"the class '{twice}' is named twice")
@@ -158,7 +157,7 @@ def _about(
         raise FedstillError(wrong)
     for text, value in (("mean", mean), ("std", std)):
         if not isinstance(value, float | int) and len(value) not in (1, shape[0]):
-            raise FedstillError(f"--{text} has {len(value)} numbers, and the images have {shape[0]} channels")
+            raise FedstillError(f"{text} has {len(value)} numbers, and the images have {shape[0]} channels")
     return About(name=name, model=Architecture(name="?"), classes=known, shape=shape, mean=_scale(mean), std=_scale(std))
 
 
@@ -170,7 +169,7 @@ def _labelled(images: Images | None, about: About, epochs: int) -> Samples | Non
     """The site's samples with labels that count along the bundle's classes, or None where there are no labels."""
     if images is None or not images.classes:
         if epochs:
-            raise FedstillError("training needs labelled images: --data with one folder a class")
+            raise FedstillError("training needs labelled images: data with one folder a class")
         return None
     return relabelled(images, about.classes, "the model does not know")
 
@@ -189,31 +188,30 @@ def _network(
         return about, fused.network()
     assert model is not None
     if weights is None and not epochs:
-        raise FedstillError("--model needs its trained --weights, or --epochs to be trained here")
+        raise FedstillError("a model needs its trained weights, or epochs to be trained here")
     if weights is not None and program_kind(weights) is not None:
         raise FedstillError(
-            f"'{weights}' is a program, not weights: hand it over with --program instead of --model and --weights"
+            f"'{weights}' is a program, not weights: hand it over as the program, instead of a model and its weights"
         )
     network = build(model, classes=len(about.classes), shape=about.shape, norm=norm, seed=seed, **options)
     if weights is not None:
         load_weights(network, weights, whole=True)
-    network.mean, network.std = about.mean, about.std
-    network.input_shape = tuple(about.shape)
-    return about.model_copy(update={"model": Architecture(name=model, norm=norm, options=options)}), network
+    described = about.model_copy(update={"model": Architecture(name=model, norm=norm, options=options)})
+    return described, as_described(network, described)
 
 
 def _program(path: Path, about: About, epochs: int) -> tuple[About, dict[str, State], Network]:
     if epochs:
-        raise FedstillError("a program cannot be trained here: leave out --epochs")
+        raise FedstillError("a program cannot be trained here: leave the epochs out")
     kind = program_kind(path)
     if kind is None:
         missing = "no such file" if not path.is_file() else "neither a TorchScript nor a torch.export file"
         raise FedstillError(f"program '{path}': {missing}")
     data = path.read_bytes()
     network = Program(open_program(data, kind, str(path)), str(path), tuple(about.shape), len(about.classes))
-    network.mean, network.std, network.input_shape = about.mean, about.std, tuple(about.shape)
     stored: Tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return about.model_copy(update={"model": None, "program": kind}), {"program": {"bytes": stored}}, network
+    described = about.model_copy(update={"model": None, "program": kind})
+    return described, {"program": {"bytes": stored}}, as_described(network, described)
 
 
 def _described(
