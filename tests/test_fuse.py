@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import fedstill
 from fedstill.bundles.card import table
 from fedstill.bundles.folder import read_fused
-from fedstill.bundles.fuse import fuse
+from fedstill.bundles.fuse import FuseOptions, fuse
+from fedstill.bundles.fuse.options import FuseKeywords
 from fedstill.bundles.pack import pack
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import clone
@@ -117,6 +118,10 @@ def test_auto_starts_where_the_ensemble_is_nearest() -> None:
         ({"weighting": "unifrom"}, "did you mean 'uniform'"),
         ({"weighting": "projection"}, "needs a 'projection' report"),
         ({"distillation": {"stepps": 3}}, "did you mean 'distillation.steps'|did you mean 'steps'"),
+        ({"distillation": {"fresh": True}}, "fuse computes the teachers' table once"),
+        ({"ensemble": "logit"}, "did you mean 'logits'"),
+        ({"wieghting": "vote"}, "unknown key 'wieghting'; did you mean 'weighting'"),
+        ({"limit": 0}, "limit = 0"),
         ({"device": "abacus"}, "device 'abacus' cannot be used"),
         ({"start": "nobody"}, "no teacher has this name"),
         ({"classes": ["a", "b"]}, "3 outputs, and 2 classes"),
@@ -128,6 +133,30 @@ def test_mistakes_are_one_line(change: dict, says: str) -> None:
     with pytest.raises(FedstillError, match=says) as caught:
         fuse(**call)
     assert "\n" not in str(caught.value)
+
+
+def test_an_option_of_none_is_as_good_as_none() -> None:
+    x, nothing = torch.randn(64, 4), {"weighting_options": None, "student_options": None, "classes": None, "mean": None}
+    one = fuse([linear(1)], x, linear(3), distillation={"steps": 5})
+    other = fuse([linear(1)], x, linear(3), distillation={"steps": 5}, **nothing)
+    assert torch.equal(one.student.weight, other.student.weight)  # type: ignore[arg-type]
+    assert one.settings == other.settings
+
+
+@pytest.mark.parametrize(("given", "norm"), [({}, "train"), ({"student_norm": "frozen"}, "frozen")])
+def test_an_untrained_student_learns_its_statistics_unless_told(given: dict, norm: str) -> None:
+    student = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    fused = fuse([linear(1)], torch.randn(64, 4) + 3, student, distillation={"steps": 5, **given})
+    assert fused.settings["distillation"]["student_norm"] == norm
+    assert bool(student[1].running_mean.any()) == (norm == "train")  # type: ignore[union-attr,operator]
+
+
+def test_every_option_can_be_written_and_is_explained() -> None:
+    fields = FuseOptions.model_fields
+    assert set(FuseKeywords.__annotations__) == set(fields)
+    for name, option in fields.items():
+        assert option.description, name
+        assert f"    {name}" in (fuse.__doc__ or "")
 
 
 # -- bundles -----------------------------------------------------------------------------------------------------------------

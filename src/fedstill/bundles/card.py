@@ -25,7 +25,7 @@ from fedstill.core.files import atomic_write
 from fedstill.core.version import __version__
 
 if TYPE_CHECKING:
-    from fedstill.bundles.fuse import Fused
+    from fedstill.bundles.fuse.result import Fused
 
 __all__ = ["check_onnx", "model_card", "onnx_bytes", "run_files", "save", "table"]
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fedstill.bundles.card import check_onnx, table
 from fedstill.bundles.folder import check_target
-from fedstill.bundles.fuse import DISTILLATION, Fused
+from fedstill.bundles.fuse import Fused, FuseOptions
 from fedstill.bundles.fuse import fuse as fuse_models
 from fedstill.cli.show import console
 from fedstill.config.trees import settings
@@ -42,7 +42,7 @@ def fuse(
     ] = None,
     ensemble: Annotated[str, typer.Option(help="What is averaged: probabilities, logits or losses.")] = "probabilities",
     start: Annotated[str, typer.Option(help="Where the student starts: auto, average, own, or a teacher's name.")] = "auto",
-    steps: Annotated[int, typer.Option(min=1, help="Steps of distillation.")] = DISTILLATION["steps"],
+    steps: Annotated[int, typer.Option(min=1, help="Steps of distillation.")] = FuseOptions().distillation.steps,
     image_size: Annotated[
         int | None, typer.Option(min=1, help="The student's images; the largest of the teachers' by default.")
     ] = None,

@@ -1,0 +1,137 @@
+"""``fedstill.fuse``: the call and its steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Unpack
+
+import torch
+from torch import nn
+
+from fedstill.bundles.bundle import Bundle
+from fedstill.bundles.fuse.ensemble import check_table, shares, weighting_of
+from fedstill.bundles.fuse.figures import Labelled, figure, figures_before, labelled_sets, together
+from fedstill.bundles.fuse.options import FuseKeywords, FuseOptions, described
+from fedstill.bundles.fuse.pool import Inputs, pool_of, pool_shape
+from fedstill.bundles.fuse.result import Fused
+from fedstill.bundles.fuse.student import begin, check_student, student_of
+from fedstill.bundles.fuse.teachers import Team, opened, team_of
+from fedstill.core.errors import FedstillError, first_line
+from fedstill.core.options import validated
+from fedstill.core.streams import stream
+from fedstill.data.samples import Samples
+from fedstill.fusion.distillation.distil import distil
+from fedstill.fusion.ensemble import ensemble_table
+from fedstill.models.wrapped import Whole
+
+__all__ = ["fuse"]
+
+
+@described
+def fuse(
+    teachers: Sequence[Any] | Mapping[str, Any],
+    unlabelled: Inputs,
+    student: nn.Module | str | None = None,
+    *,
+    validation: Labelled | None = None,
+    device: str | torch.device = "cpu",
+    progress: Callable[[str, int, int], None] = lambda what, done, of: None,
+    **options: Unpack[FuseKeywords],
+) -> Fused:
+    """Fuse trained classifiers into ``student`` by distilling their ensemble on ``unlabelled`` inputs.
+
+    >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
+    <torch._C.Generator object at ...>
+    >>> sites = [nn.Linear(4, 3) for _ in range(2)]
+    >>> fused = fuse(teachers=sites, unlabelled=torch.randn(64, 4), student=nn.Linear(4, 3), distillation={"steps": 50})
+    >>> fused.teachers, fused.distilled.last_loss < 0.1
+    ({'teacher 1': 0.5, 'teacher 2': 0.5}, True)
+
+    Args:
+        teachers: modules from inputs to logits, bundles or their paths, or functions that bring a module when its turn comes;
+            a list, or a mapping from names. They are used one at a time and left as they are.
+        unlabelled: a tensor, :class:`Samples`, a ``Dataset`` or ``DataLoader`` (labels in it are ignored), or the names of
+            folders, tables or embedded domains. Float inputs go to every model as they are; uint8 images are resized and
+            normalised for each.
+        student: a module, trained in place, or the name of a built-in model; the first teacher's architecture by default.
+        validation: labelled samples, one set or several by name: for early stopping and the figures.
+        device: where to compute.
+        progress: called with what is being done ("teachers", "student"), how far it is, and of how much.
+        options: the fields of :class:`fedstill.bundles.fuse.FuseOptions`, each by its name.
+    """
+    chosen = validated(FuseOptions, {name: value for name, value in options.items() if value is not None})
+    place = _usable(device)
+    found = opened(teachers, chosen.trust_code)
+    wanted = pool_shape((teacher for _, teacher in found if isinstance(teacher, Bundle)), chosen.image_size)
+    pool = pool_of(unlabelled, wanted, chosen.limit, chosen.seed)
+    shape = tuple(pool.x.shape[1:])
+    team = team_of(found, shape, chosen, place)
+    _check_scales(pool, team)
+    network, about = student_of(student, team, shape, chosen)
+    network.to(place)
+    sets = labelled_sets(validation, team.classes, shape, chosen.seed)
+    say = partial(
+        ensemble_table,
+        team.teachers,
+        weighting=weighting_of(team, chosen, place),
+        space=chosen.ensemble,
+        temperature=chosen.distillation.temperature,
+        direction=chosen.distillation.direction,
+    )
+    table = say(pool, progress=partial(progress, "teachers"))
+    check_table(table, team, pool)
+    figures, weights_by_set = figures_before(team, sets, say)
+    start, trained = begin((network, about), team, chosen.start, pool, table)
+    learning = chosen.learning(trained)
+    figures += figure(f"student before ({start})", "start", network, sets)
+    done = distil(
+        network,
+        pool,
+        table,
+        learning,
+        rng=stream(chosen.seed, "fuse", "distil"),
+        validation=together(sets),
+        progress=partial(progress, "student"),
+    )
+    check_student(network, done, pool)
+    figures += figure("student", "student", network, sets)
+    network.eval()
+    return Fused(
+        student=network.body if isinstance(network, Whole) else network,
+        network=network,
+        classes=team.classes,
+        teachers=shares(team, table),
+        start=start,
+        distilled=done,
+        figures=tuple(figures),
+        weights_by_set=weights_by_set,
+        about=about,
+        settings={
+            "weighting": chosen.weighting,
+            "ensemble": chosen.ensemble,
+            "seed": chosen.seed,
+            "pool": len(pool),
+            "shape": list(shape),
+            "distillation": learning.model_dump(mode="json", exclude_none=True),
+        },
+        sources=tuple(member.source for member in team.members),
+    )
+
+
+def _usable(device: str | torch.device) -> torch.device:
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # an unknown name; torch without CUDA asserts
+        raise FedstillError(f"device '{device}' cannot be used: {first_line(error)}") from error
+
+
+def _check_scales(pool: Samples, team: Team) -> None:
+    """Floats go to every model as they are, so all must have been trained on inputs of one kind."""
+    bundled = [member.bundle.about for member in team.members if member.bundle is not None]
+    scales = {json.dumps([about.mean, about.std, about.shape]) for about in bundled}
+    if pool.x.dtype != torch.uint8 and len(scales) > 1:
+        raise FedstillError(
+            "the bundles take images of different sizes or normalisation: give the pool as uint8 images, not floats"
+        )

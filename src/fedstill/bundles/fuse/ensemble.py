@@ -1,0 +1,62 @@
+"""How much each teacher counts, and whether what they say together can be learned from."""
+
+from __future__ import annotations
+
+import torch
+
+from fedstill.bundles.fuse.options import FuseOptions
+from fedstill.bundles.fuse.teachers import Team
+from fedstill.bundles.reference import load_reference, reference_id
+from fedstill.core.errors import FedstillError
+from fedstill.core.streams import stream
+from fedstill.data.samples import Samples
+from fedstill.fusion.ensemble import Table
+from fedstill.fusion.weightings import Weighting, WeightingContext, make_weighting, report_of
+from fedstill.models.network import Network
+from fedstill.models.predict import predict_logits
+
+__all__ = ["check_table", "shares", "weighting_of"]
+
+
+def weighting_of(team: Team, options: FuseOptions, device: torch.device) -> Weighting:
+    """The weighting that was asked for, where the bundles say what it needs to know."""
+    name = options.weighting
+    backbone = _reference(team, options.reference, device) if report_of(name) == "projection" else None
+    if name == "examples" and any(member.reply is None or not member.reply.samples for member in team.members):
+        raise FedstillError("weighting 'examples' needs every bundle's number of samples")
+    rng = stream(options.seed, "fuse", "weighting")
+    return make_weighting(name, WeightingContext(team.teachers, rng, options=options.weighting_options, reference=backbone))
+
+
+def _reference(team: Team, asked: str | None, device: torch.device) -> Network | None:
+    """The backbone that all members described their domains with; None where some described none, which is told later."""
+    described = [(m.name, m.bundle.about.subspace) for m in team.members if m.bundle is not None]
+    known = [(name, subspace) for name, subspace in described if subspace is not None]
+    if len(known) < len(team.members):
+        return None
+    spec = asked or known[0][1].reference
+    backbone = load_reference(spec).to(device)
+    wanted = reference_id(spec, backbone).digest
+    for name, subspace in known:
+        if subspace.digest != wanted:
+            raise FedstillError(
+                f"{name} described its domain with the reference '{subspace.reference}', which is not "
+                f"'{spec}' with the same weights; give the reference that all sites used"
+            )
+    return backbone
+
+
+def check_table(table: Table, team: Team, pool: Samples) -> None:
+    """Refuse targets that are not numbers, and name the teacher whose fault it is."""
+    if bool(torch.isfinite(table.targets).all()) and bool(torch.isfinite(table.weights).all()):
+        return
+    for member in team.members:
+        if not bool(torch.isfinite(predict_logits(member.load(), pool)).all()):
+            raise FedstillError(f"{member.name} says things of the pool that are not finite numbers: leave this teacher out")
+    raise FedstillError("the teachers' targets are not finite numbers: the weighting has broken down")
+
+
+def shares(team: Team, table: Table) -> dict[str, float]:
+    """Each teacher's mean weight over the samples."""
+    means = table.weights.mean(0).tolist()
+    return {member.name: float(f"{share:.5g}") for member, share in zip(team.members, means, strict=True)}
