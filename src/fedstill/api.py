@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedstill.core.files import atomic_write, to_json
 from fedstill.report.page import build_page
@@ -16,7 +17,7 @@ __all__ = ["compare"]
 
 
 def compare(
-    what: str | Path,
+    what: str | Path | Mapping[str, Any],
     algorithms: Sequence[str],
     *,
     seeds: Sequence[int] = (0, 1, 2),
@@ -24,11 +25,16 @@ def compare(
     settings: Sequence[str] = (),
     listener: Callable[[Planned], Listener] = lambda one: Listener(),
 ) -> list[Run]:
-    """Run every system with every seed, as ``fedstill compare`` does. Writes table.md, summary.json and report.html."""
-    plans = plan(str(what), list(algorithms), list(seeds), Path(out), list(settings))
+    """Run every system with every seed, as ``fedstill compare`` does. Writes table.md, summary.json and report.html.
+
+    ``what`` is a preset, a TOML file or a tree of plain values; ``listener`` makes the one that is told of each run. Finished
+    runs in ``out`` are kept and interrupted ones resumed; so the same call can be made again.
+    """
+    folder = Path(out)
+    plans = plan(what, algorithms, seeds, folder, settings)
     run_planned(plans, listener)
     runs = load_runs([one.folder for one in plans])
-    atomic_write(Path(out) / "table.md", markdown(summarise(runs)))
-    atomic_write(Path(out) / "summary.json", to_json([run.summary for run in runs]) + "\n")
-    build_page([run.folder for run in runs], Path(out) / "report.html")
+    atomic_write(folder / "table.md", markdown(summarise(runs)))
+    atomic_write(folder / "summary.json", to_json([run.summary for run in runs]) + "\n")
+    build_page([run.folder for run in runs], folder / "report.html")
     return runs

@@ -82,7 +82,7 @@ def test_values_of_the_wrong_shape_are_left_out_and_named(tmp_path):
     line = run.history[0]
     assert line["accuracy"] is None
     assert line["domains"] == {}
-    assert line["seconds"] == {"train": None}
+    assert line["seconds"] == {}
     assert line["dropped"] == []
     told = "\n".join(run.problems)
     for name in ("accuracy", "domains", "seconds.train", "dropped"):
@@ -93,6 +93,14 @@ def test_a_distillation_of_one_student_need_not_name_it(tmp_path):
     (tmp_path / "history.jsonl").write_text('{"round": 1, "accuracy": 0.5, "distillation": {"steps": 9, "first": 2.0}}\n')
     run = load_run(tmp_path)
     assert run.history[0]["distillation"] == {"student": {"steps": 9, "first": 2.0}}
+    assert not any("distillation" in problem for problem in run.problems)
+
+
+def test_what_distillation_kept_is_a_word_and_no_problem(tmp_path):
+    line = {"round": 1, "distillation": {"mlp": {"steps": 9, "kept": "merged"}}}
+    (tmp_path / "history.jsonl").write_text(json.dumps(line) + "\n")
+    run = load_run(tmp_path)
+    assert run.history[0]["distillation"] == {"mlp": {"steps": 9}}
     assert not any("distillation" in problem for problem in run.problems)
 
 

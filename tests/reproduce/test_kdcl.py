@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedstill.reproduce import Plan, Run, published, studies
-from fedstill.reproduce.kdcl import DIGITS, PACS, first_round, tree_of, wanted, weight_of
+from fedstill.reproduce.kdcl import DIGITS, PACS, tree_of, wanted, weight_of
 from fedstill.run.configuration import resolve
+from fedstill.run.history import rounds_to
 
 
 def test_systems_and_targets_are_chosen_apart():
@@ -28,9 +29,10 @@ def test_every_configuration_is_valid_and_leaves_the_target_out():
 
 
 def test_rounds_to_an_accuracy():
-    run = Run(Path("x"), {}, [{"round": 1, "accuracy": 0.3}, {"round": 2, "accuracy": None}, {"round": 3, "accuracy": 0.5}])
-    assert first_round(run, 0.4) == 3
-    assert first_round(run, 0.6) is None
+    history = [{"round": 1, "accuracy": 0.3}, {"round": 2, "accuracy": None}, {"round": 3, "accuracy": 0.5}]
+    assert rounds_to(history, 0.4) == 3
+    assert rounds_to(history, 0.6) is None
+    assert rounds_to(history[1:2], 0.0) is None  # a round that was not evaluated reached nothing
     assert weight_of(Run(Path("x"), {}, [{"clients": ["a", "b"]}]), "a") == 0.5
     assert weight_of(Run(Path("x"), {}, [{"clients": ["a", "b"], "weights": {"a": 0.1}}]), "a") == 0.1
 

@@ -1,4 +1,7 @@
-"""The command line: one command a file; a user's mistake is one line on standard error and exit status 2."""
+"""The command line: one command a file; a user's mistake is one line on standard error and exit status 2.
+
+A question (``--help``, ``--list``, a completion) is answered at once: what is slow to import is imported inside the command.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from fedstill.core.errors import FedstillError
+from fedstill.cli import compare, demo, figures, flower, fuse, listing, pack, report, reproduce, run
+from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.version import __version__
 
 __all__ = ["app", "main"]
@@ -17,7 +21,6 @@ app = typer.Typer(
     name="fedstill",
     help="Fuse models trained where the data cannot leave.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -36,23 +39,17 @@ def _options(
     """Fuse models trained where the data cannot leave."""
 
 
-def _register() -> None:
-    from fedstill.cli import compare, demo, figures, flower, fuse, listing, pack, report, reproduce, run
-
-    app.command("demo")(demo.demo)
-    app.command("run")(run.run)
-    app.command("compare")(compare.compare)
-    app.command("reproduce")(reproduce.reproduce)
-    app.command("report")(report.report)
-    app.command("figures")(figures.figures)
-    app.command("pack")(pack.pack)
-    app.command("fuse")(fuse.fuse)
-    app.command("algorithms")(listing.algorithms)
-    app.command("presets")(listing.presets)
-    app.add_typer(flower.app, name="flower")
-
-
-_register()
+app.command("demo")(demo.demo)
+app.command("run")(run.run)
+app.command("compare")(compare.compare)
+app.command("reproduce")(reproduce.reproduce)
+app.command("report")(report.report)
+app.command("figures")(figures.figures)
+app.command("pack")(pack.pack)
+app.command("fuse")(fuse.fuse)
+app.command("algorithms")(listing.algorithms)
+app.command("presets")(listing.presets)
+app.add_typer(flower.app, name="flower")
 
 
 def main() -> None:
@@ -64,7 +61,7 @@ def main() -> None:
         print(f"fedstill: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except OSError as error:  # a path that cannot be written, a full disk; never a fault of the network's
-        print(f"fedstill: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        print(f"fedstill: {error.strerror or first_line(error)}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == 130:  # what typer makes of Ctrl-C, without a word

@@ -10,10 +10,8 @@ from typing import Annotated
 import typer
 
 from fedstill.cli.compare import compare_shown
-from fedstill.cli.run import Set
-from fedstill.cli.show import console
-from fedstill.run.compare import folder_of
-from fedstill.run.configuration import configuration
+from fedstill.cli.console import console
+from fedstill.cli.options import Set
 
 __all__ = ["demo"]
 
@@ -27,6 +25,10 @@ def demo(
     set_: Set = None,
 ) -> None:
     """Compare the systems on embedded digit domains, in minutes and without a download."""
+    # slow: they bring torch
+    from fedstill.run.compare import folder_of
+    from fedstill.run.configuration import configuration
+
     clock = time.monotonic()
     console.print("[bold]fedstill demo[/]: three sites with different digits, one pool of unlabelled images, no download")
     configuration("demo", set_ or [])  # a mistake in the options must cost nothing

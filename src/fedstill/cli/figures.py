@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedstill.cli.show import console
+from fedstill.cli.console import console
 from fedstill.core.errors import FedstillError
 
 __all__ = ["figures"]
+
+METHODS: dict[str, Literal["tsne", "pca"]] = {"tsne": "tsne", "pca": "pca"}
 
 
 def figures(
@@ -21,12 +23,13 @@ def figures(
     samples: Annotated[int, typer.Option(min=2, help="Test samples of each domain.")] = 200,
 ) -> None:
     """Draw FedD3A's figures: a heat map of teacher weights over all runs, and each run's features by domain and class."""
+    # slow: they bring torch and matplotlib
     from fedstill.report.figures import draw_features, draw_weights, teacher_weights
     from fedstill.report.runs import find_runs, load_runs
 
-    if method not in ("tsne", "pca"):
+    chosen = METHODS.get(method)
+    if chosen is None:
         raise FedstillError(f"--method is tsne or pca, not '{method}'")
-    chosen: Literal["tsne", "pca"] = method  # type: ignore[assignment]
     found = find_runs(folders)
     weights = teacher_weights(load_runs(folders))
     if weights:

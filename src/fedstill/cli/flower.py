@@ -6,16 +6,18 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstill.cli.run import Set, What
-from fedstill.cli.show import Shown, console
-from fedstill.config.tables import Config
+from fedstill.cli.console import console
+from fedstill.cli.options import Set, What
+from fedstill.cli.show import Shown
 from fedstill.core.errors import FedstillError
-from fedstill.run.configuration import configuration
-from fedstill.run.history import read_history
+from fedstill.run.history import Line, read_history, read_summary
+
+if TYPE_CHECKING:  # slow: brings pydantic
+    from fedstill.config.tables import Config
 
 __all__ = ["app"]
 
@@ -30,7 +32,9 @@ def init(
     nodes: Annotated[int, typer.Option(min=0, help="Nodes to wait for (0: as many as the configuration has clients).")] = 0,
 ) -> None:
     """Write a complete Flower app for a configuration, which `flwr run` accepts."""
+    # slow: they bring torch; optional: needs Flower
     from fedstill.engine.flower.app import write_app
+    from fedstill.run.configuration import configuration
 
     write_app(folder, configuration(what, set_ or []), nodes=nodes)
     console.print(f"written to {folder}; start it with: flwr run {folder} LINK --stream", soft_wrap=True)
@@ -48,9 +52,11 @@ def up(
     patience: Annotated[float, typer.Option(help="Seconds to wait for the nodes.")] = 180.0,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, run a configuration on them, and stop them."""
+    # slow: they bring torch; optional: needs Flower
     from fedstill.engine.flower.app import write_app
     from fedstill.engine.flower.loopback import Loopback
-    from fedstill.task import Task
+    from fedstill.run.configuration import configuration  # slow
+    from fedstill.task import Task  # slow
 
     assignments = [*(set_ or [])]
     if data:
@@ -92,11 +98,11 @@ def up(
             out.mkdir(parents=True, exist_ok=True)
             log.write_bytes(link.log("run").read_bytes() + link.log("superlink").read_bytes())
             raise FedstillError(f"the run failed: {link.problem()} (its log is {log})")
-    Shown().finished(json.loads((out / "summary.json").read_text()))
+    Shown().finished(read_summary(out / "summary.json"))
     console.print(f"written to {out}", soft_wrap=True)
 
 
-def _say(line: dict[str, Any], rounds: int) -> None:
+def _say(line: Line, rounds: int) -> None:
     score = "" if line["accuracy"] is None else f"accuracy {line['accuracy']:.3f}, "
     missing = "".join(f"; {d['client']} dropped: {d['reason']}" for d in line["dropped"])
     console.print(f"round {line['round']:>3}/{rounds}  {score}{len(line['clients'])} replies{missing}", soft_wrap=True)
@@ -104,6 +110,8 @@ def _say(line: dict[str, Any], rounds: int) -> None:
 
 def _dealt(config: Config, what: str, assignments: list[str], clients: int | None) -> Config:
     """The configuration with exactly so many clients: fewer domains, or the same number more in each."""
+    from fedstill.run.configuration import configuration  # slow: brings torch
+
     domains = config.data.domains
     if clients is None or clients == len(domains) * config.clients.per_domain:
         return config
@@ -116,7 +124,7 @@ def _dealt(config: Config, what: str, assignments: list[str], clients: int | Non
 
 
 def _named(sources: list[str]) -> dict[str, str]:
-    from fedstill.task import short_name
+    from fedstill.task import short_name  # slow: brings torch
 
     named: dict[str, str] = {}
     for source in sources:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedstill.bundles.card import check_onnx, table
-from fedstill.bundles.folder import check_target
-from fedstill.bundles.fuse import Fused, FuseOptions
-from fedstill.bundles.fuse import fuse as fuse_models
-from fedstill.cli.show import console
+from fedstill.cli.console import console
 from fedstill.config.trees import settings
 from fedstill.core.errors import FedstillError
-from fedstill.fusion.ensemble import Space
+
+if TYPE_CHECKING:  # slow: brings torch
+    from fedstill.bundles.fuse import Fused
 
 __all__ = ["fuse"]
+
+STEPS = 2000  # the steps in fedstill.bundles.fuse.DISTILLATION, told without importing it
 
 
 def fuse(
@@ -42,7 +42,7 @@ def fuse(
     ] = None,
     ensemble: Annotated[str, typer.Option(help="What is averaged: probabilities, logits or losses.")] = "probabilities",
     start: Annotated[str, typer.Option(help="Where the student starts: auto, average, own, or a teacher's name.")] = "auto",
-    steps: Annotated[int, typer.Option(min=1, help="Steps of distillation.")] = FuseOptions().distillation.steps,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of distillation.")] = STEPS,
     image_size: Annotated[
         int | None, typer.Option(min=1, help="The student's images; the largest of the teachers' by default.")
     ] = None,
@@ -66,6 +66,12 @@ def fuse(
     seed: Annotated[int, typer.Option(help="Of the student's weights and the order of the images.")] = 0,
 ) -> None:
     """Fuse bundles of any architectures into one model, on unlabelled images; writes the weights, a model card and fused.json."""
+    # slow: they bring torch
+    from fedstill.bundles.card import check_onnx
+    from fedstill.bundles.folder import check_target
+    from fedstill.bundles.fuse import fuse as fuse_models  # slow
+    from fedstill.fusion.ensemble import Space  # slow
+
     check_target(out)
     if onnx:
         check_onnx()
@@ -96,6 +102,8 @@ def fuse(
 
 
 def _say(fused: Fused) -> None:
+    from fedstill.bundles.card import table  # slow: brings torch
+
     shares = ", ".join(f"{name} {share:.3f}" for name, share in fused.teachers.items())
     console.print(f"teachers' mean weights: {shares}", soft_wrap=True, markup=False)
     rows = table(fused)

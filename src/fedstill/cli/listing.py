@@ -6,17 +6,21 @@ import json
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
-from fedstill.algorithms import algorithms as all_algorithms
-from fedstill.cli.show import console
+from fedstill.cli.console import console
 from fedstill.config.presets import presets as all_presets
 
 __all__ = ["algorithms", "presets"]
 
 
 def algorithms(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> None:
-    """Every system: its paper, its parts, its options with their defaults."""
+    """Every system: its paper, its parts, its options with their defaults, and the package it comes from."""
+    # slow: they bring torch
+    from fedstill.algorithm import ALGORITHMS
+    from fedstill.algorithms import algorithms as all_algorithms
+
     if as_json:
         tree = {
             name: {
@@ -24,6 +28,7 @@ def algorithms(as_json: Annotated[bool, typer.Option("--json", help="As JSON, fo
                 "paper": kind.paper,
                 "parts": dict(kind.parts),
                 "needs": list(kind.needs),
+                "origin": ALGORITHMS.origin(name),
                 "options": kind.Options().model_dump(mode="json"),
             }
             for name, kind in all_algorithms().items()
@@ -40,7 +45,10 @@ def algorithms(as_json: Annotated[bool, typer.Option("--json", help="As JSON, fo
             for key, value in kind.Options().model_dump(mode="json").items()
             if not isinstance(value, dict)
         )
-        table.add_row(f"[bold]{name}[/]\n{kind.title}", kind.paper, parts, options)
+        origin = ALGORITHMS.origin(name)
+        plugged = "" if origin == "fedstill" else f"\nfrom {origin}"
+        head = f"[bold]{escape(name)}[/]\n{escape(kind.title + plugged)}"
+        table.add_row(head, escape(kind.paper), escape(parts), escape(options))
     console.print(table)
 
 

@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 
-from fedstill.bundles.bundle import read_bundle
-from fedstill.bundles.pack import DESCRIPTIONS, LR
-from fedstill.bundles.pack import pack as pack_bundle
-from fedstill.bundles.words import in_words
-from fedstill.cli.show import console, megabytes
+from fedstill.cli.console import console, megabytes
+from fedstill.cli.options import words
 from fedstill.config.trees import settings
 from fedstill.core.errors import FedstillError
 
 __all__ = ["numbers", "pack"]
+
+# as in fedstill.bundles.pack, told without importing it
+DESCRIPTIONS = ("projection", "discriminator")
+LR = 0.01
 
 
 def pack(
@@ -49,6 +50,11 @@ def pack(
     seed: Annotated[int, typer.Option(help="Of its order.")] = 0,
 ) -> None:
     """Pack a site's trained model into one file: weights, classes, input format and a description of the domain; never data."""
+    # slow: they bring torch
+    from fedstill.bundles.bundle import read_bundle
+    from fedstill.bundles.pack import pack as pack_bundle
+    from fedstill.bundles.words import in_words  # slow
+
     if show:
         for number, path in enumerate(show):
             console.print(("\n" if number else "") + in_words(read_bundle(path)), soft_wrap=True, markup=False)
@@ -62,7 +68,7 @@ def pack(
         program=program,
         base=base,
         data=data,
-        classes=[part.strip() for part in classes.split(",") if part.strip()] if classes else (),
+        classes=words(classes or ""),
         image_size=image_size,
         channels=channels,
         norm=norm,
@@ -71,7 +77,7 @@ def pack(
         std=numbers("--std", std),
         name=name,
         counts=counts,
-        describe=[part.strip() for part in describe.split(",") if part.strip() not in ("", "none")],
+        describe=[word for word in words(describe) if word != "none"],
         reference=reference,
         against=against,
         epochs=epochs if epochs is not None else int(base is not None),

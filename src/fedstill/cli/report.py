@@ -9,8 +9,6 @@ from typing import Annotated
 import typer
 
 from fedstill.core.errors import FedstillError
-from fedstill.report.live import live_server
-from fedstill.report.page import build_page
 
 __all__ = ["report"]
 
@@ -25,6 +23,10 @@ def report(
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write one self-contained HTML page for any runs: tables, curves, weights, costs, configurations."""
+    # slow, for those who ask for another command
+    from fedstill.report.live import live_server
+    from fedstill.report.page import build_page
+
     if not live:
         page = build_page(folders, out)
         typer.echo(f"report: {page}")

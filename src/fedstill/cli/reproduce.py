@@ -5,22 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.table import Table
 
-from fedstill.cli.run import Set
-from fedstill.cli.show import Shown, console
+from fedstill.cli.console import console
+from fedstill.cli.options import Set, whole_numbers, words
+from fedstill.cli.show import Shown
 from fedstill.core.errors import FedstillError
-from fedstill.reproduce import Plan, cell_texts, grid, studies
+from fedstill.reproduce import STUDIES, Plan, Scale, cell_texts, grid, studies
 from fedstill.reproduce import reproduce as run_study
 
 __all__ = ["reproduce"]
 
 
+SCALES: dict[str, Scale] = {scale: scale for scale in get_args(Scale)}
+
+
+def _studies(incomplete: str) -> list[str]:
+    return [name for name in STUDIES.names() if name.startswith(incomplete)]
+
+
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="The study, e.g. fedd3a-table2.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The study, e.g. fedd3a-table2.", autocompletion=_studies)] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the studies and the time each is expected to take.")] = False,
     data: Annotated[Path | None, typer.Option(help="The folder of data sets.")] = None,
     scale: Annotated[str, typer.Option(help="tiny or small (this machine), or paper (the full protocol).")] = "small",
@@ -34,19 +42,22 @@ def reproduce(
     if list_ or name is None:
         console.print(listing())
         return
-    if scale not in ("tiny", "small", "paper"):
+    if scale not in SCALES:
         raise FedstillError(f"--scale is tiny, small or paper, not '{scale}'")
     if data is not None and not data.is_dir():
         raise FedstillError(f"--data: no such folder: {data}")
-    try:
-        numbers = tuple(int(seed) for seed in seeds.split(","))
-    except ValueError:
-        raise FedstillError(f"--seeds takes whole numbers, not '{seeds}'") from None
-    rows = tuple(word.strip().lower() for word in only.split(",") if word.strip())
-    places = tuple(word.strip().lower() for word in columns.split(",") if word.strip())
     folder = out or Path("runs/reproduce") / name
+    plan = Plan(
+        folder,
+        data,
+        SCALES[scale],
+        seeds=tuple(whole_numbers("--seeds", seeds)),
+        only=tuple(words(only.lower())),
+        columns=tuple(words(columns.lower())),
+        sets=tuple(set_ or ()),
+        listener=lambda run: Shown(run, who=False),
+    )
     clock = time.monotonic()
-    plan = Plan(folder, data, scale, numbers, rows, places, tuple(set_ or ()), lambda run: Shown(run, who=False))  # type: ignore[arg-type]
     chosen, cells = run_study(name, plan)
     title = f"{chosen.title} ({scale} scale, seeds {seeds})"
     if any(found.paper and found.ours for found in cells):  # one line a figure: three columns for each would not fit

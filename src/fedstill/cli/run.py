@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from fedstill.cli.show import Shown, console
-from fedstill.run.configuration import configuration
-from fedstill.run.loop import run as run_config
-from fedstill.run.trackers import tracker
+from fedstill.cli.console import console
+from fedstill.cli.options import Set, What
+from fedstill.cli.show import Shown
+from fedstill.run.trackers import TRACKERS, tracker
 
 __all__ = ["run"]
 
-What = Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="A shipped preset or a configuration file.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key, e.g. --set local.epochs=5.")]
+
+def _trackers(incomplete: str) -> list[str]:
+    return [name for name in TRACKERS.names() if name.startswith(incomplete)]
 
 
 def run(
@@ -24,9 +25,16 @@ def run(
     out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/last"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
     workers: Annotated[int | None, typer.Option(min=0, help="Worker processes (engine.workers).")] = None,
-    track: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Also record in tensorboard or mlflow.")] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Also record in tensorboard or mlflow.", autocompletion=_trackers),
+    ] = None,
 ) -> None:
     """Run a configuration; writes config.toml, history.jsonl, summary.json, the model and checkpoints to OUT."""
+    # slow: they bring torch
+    from fedstill.run.configuration import configuration
+    from fedstill.run.loop import run as run_config
+
     assignments = [*(set_ or []), *([f"engine.workers={workers}"] if workers is not None else [])]
     config = configuration(what, assignments)
     run_config(config, out, resume=resume, listeners=[Shown(), *(tracker(name, out) for name in track or [])])

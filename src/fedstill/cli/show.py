@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from fedstill.data.summary import Holding, who_holds_what
-from fedstill.run.folder import client_records
+from fedstill.cli.console import console, megabytes
+from fedstill.cli.holdings import who_holds_what
+from fedstill.run.clients import client_records
+from fedstill.run.history import Line, Summary
 from fedstill.run.listener import Listener
-from fedstill.task import Task
 
-__all__ = ["Shown", "console", "megabytes"]
+if TYPE_CHECKING:  # slow: brings torch
+    from fedstill.task import Task
 
-console = Console(highlight=False)
-
-
-def megabytes(count: float) -> str:
-    """Bytes for people.
-
-    >>> megabytes(1_234_567), megabytes(2_500)
-    ('1.2 MB', '2.5 kB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
+__all__ = ["Shown"]
 
 
 class Shown(Listener):
@@ -55,10 +44,9 @@ class Shown(Listener):
         config = task.config
         self.total = config.rounds
         if self.who:
-            held = client_records(task)["clients"]
-            holdings = [Holding(c["id"], c["domain"], c["counts"]) for c in held if c["counts"] is not None]
-            if holdings:
-                console.print(who_holds_what(holdings, task.classes))
+            held = who_holds_what(client_records(task))
+            if held is not None:
+                console.print(held)
             pool = f", pool of {len(task.pool)} from {', '.join(task.pool.domains)}" if task.pool else ""
             console.print(
                 f"{config.algorithm['name']} · {', '.join(task.networks.prototypes)} · {len(task.clients)} clients · "
@@ -76,31 +64,19 @@ class Shown(Listener):
         if self.bars:
             self.bars.update(self.step, description=f"  {what}", completed=done, total=of)
 
-    def round(self, line: dict[str, Any]) -> None:
+    def round(self, line: Line) -> None:
         """A line a round, or a step of the outer bar."""
-        text = self._line(line)
+        text = said_of(line)
         if self.bars:
             self.bars.update(self.rounds, completed=line["round"], note=text)
-        elif line["accuracy"] is not None:
+        elif text:
             console.print(f"{self.name + '  ' if self.name else ''}round {line['round']:>3}/{self.total}  {text}", soft_wrap=True)
-
-    def _line(self, line: dict[str, Any]) -> str:
-        if line["accuracy"] is None:
-            return ""
-        merged, ensemble = line.get("merged_accuracy"), line.get("ensemble_accuracy")
-        text = f"accuracy {line['accuracy']:.3f}"
-        if ensemble is not None:
-            text += f"  (merged {merged:.3f}, ensemble {ensemble:.3f})"
-        text += f"  {sum(line['seconds'].values()):.1f} s"
-        if line["dropped"]:
-            text += f"  dropped {', '.join(d['client'] for d in line['dropped'])}"
-        return text
 
     def warn(self, text: str) -> None:
         """A warning in its own line."""
         console.print(f"[yellow]warning:[/] {text}", soft_wrap=True)
 
-    def finished(self, summary: dict[str, Any]) -> None:
+    def finished(self, summary: Summary) -> None:
         """Clear the bars and say the result."""
         self.closed()
         best = (
@@ -119,5 +95,23 @@ class Shown(Listener):
 
     def closed(self) -> None:
         """Take the bars away."""
-        if self.bars:
+        if self.bars and self.bars.live.is_started:
             self.bars.stop()
+
+
+def said_of(line: Line) -> str:
+    """A round in words; nothing where it was not evaluated.
+
+    >>> said_of({"round": 1, "accuracy": 0.5, "seconds": {"train": 1.0}, "dropped": [{"client": "a-0", "reason": "late"}]})
+    'accuracy 0.500  1.0 s  dropped a-0'
+    """
+    if line["accuracy"] is None:
+        return ""
+    text = f"accuracy {line['accuracy']:.3f}"
+    ensemble = line.get("ensemble_accuracy")
+    if ensemble is not None:
+        text += f"  (merged {line['merged_accuracy']:.3f}, ensemble {ensemble:.3f})"
+    text += f"  {sum(line['seconds'].values()):.1f} s"
+    if line["dropped"]:
+        text += f"  dropped {', '.join(d['client'] for d in line['dropped'])}"
+    return text

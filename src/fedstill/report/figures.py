@@ -103,12 +103,14 @@ def flatten(features: torch.Tensor, method: Literal["tsne", "pca"], seed: int = 
     >>> flatten(torch.eye(5), "pca").shape
     (5, 2)
     """
+    # slow: brings all of scikit-learn and scipy
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    if method == "pca":
-        return PCA(2, random_state=seed).fit_transform(features.numpy())
-    return TSNE(2, random_state=seed, perplexity=min(30, (len(features) - 1) / 3)).fit_transform(features.numpy())
+    way = PCA(2, random_state=seed)
+    if method == "tsne":
+        way = TSNE(2, random_state=seed, perplexity=min(30, (len(features) - 1) / 3))
+    return np.asarray(way.fit_transform(features.numpy()))
 
 
 def draw_features(

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from fedstill.core.errors import FedstillError
@@ -67,7 +68,7 @@ def live_server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
     return server
 
 
-def _data(places: Sequence[Path]) -> dict:
+def _data(places: Sequence[Path]) -> dict[str, Any]:
     return page_data([load_run(folder) for folder in find_runs(places)], root=places)
 
 

@@ -18,12 +18,14 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedstill.core.errors import FedstillError
 from fedstill.core.version import __version__
-from fedstill.report.runs import Line, Run, find_runs, load_run, number
+from fedstill.report.reading import number
+from fedstill.report.runs import Run, find_runs, load_run
 from fedstill.report.tables import Row, best_rows, columns, latex_lines, markdown, markdown_lines, summarise
+from fedstill.run.history import Line
 
 __all__ = ["build_page", "page_data", "render"]
 
@@ -139,13 +141,17 @@ def _run(run: Run, name: str) -> dict[str, Any]:
     }
 
 
-def _column(lines: Sequence[Line], name: str) -> list[float | None] | None:
+def _column(
+    lines: Sequence[Line], name: Literal["merged_accuracy", "ensemble_accuracy", "bytes_down", "bytes_up"]
+) -> list[float | None] | None:
     """One value a round, or None where no round has any."""
-    values = [line.get(name) for line in lines]
+    values: list[float | None] = [line.get(name) for line in lines]
     return values if any(value is not None for value in values) else None
 
 
-def _by_name(lines: Sequence[Line], field: str, digits: int | None = None) -> dict[str, list[float | None]]:
+def _by_name(
+    lines: Sequence[Line], field: Literal["domains", "prototypes", "seconds", "losses"], digits: int | None = None
+) -> dict[str, list[float | None]]:
     names = dict.fromkeys(name for line in lines for name in line.get(field, {}))
     return {name: [_short(line.get(field, {}).get(name), digits) for line in lines] for name in names}
 

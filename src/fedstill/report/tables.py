@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich.table import Table
+from rich.text import Text
 
 from fedstill.report.runs import Run
 
@@ -153,11 +154,9 @@ def _row(label: str, runs: list[Run], targets: list[str]) -> Row:
     )
 
 
-def _last(runs: list[Run], name: str) -> dict[str, Spread]:
+def _last(runs: list[Run], name: Literal["domains", "prototypes"]) -> dict[str, Spread]:
     """The spread, by key, of what each run's history says last under ``name``; not every round is evaluated."""
-    last: list[dict[str, float | None]] = [
-        next((line[name] for line in reversed(run.history) if line.get(name)), {}) for run in runs
-    ]
+    last: list[dict[str, float]] = [next((line[name] for line in reversed(run.history) if line.get(name)), {}) for run in runs]
     keys = dict.fromkeys(key for values in last for key in values)
     spreads = {key: spread(values.get(key) for values in last) for key in keys}
     return {key: found for key, found in spreads.items() if found is not None}
@@ -323,8 +322,6 @@ def _tex(text: str) -> str:
 def rich_table(rows: Sequence[Row], width: int | None = None) -> Table:
     """The summary for a terminal, the best of each column in bold. Where ``width`` characters are not enough, the columns
     that matter least are left out and the caption says which."""
-    from rich.text import Text
-
     shown, left = _fitting(columns(rows), rows, width)
     table = Table("method", caption=f"not shown here: {', '.join(left)}" if left else None)
     for column in shown:

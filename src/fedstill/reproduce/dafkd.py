@@ -16,9 +16,10 @@ from statistics import fmean
 from typing import Any
 
 from fedstill.core.options import laid_over
-from fedstill.reproduce import Cell, Plan, cell, runs_of, study
+from fedstill.reproduce import Cell, Plan, cell, runs_of
+from fedstill.run.history import Line, rounds_to
 
-__all__ = ["ablations", "accuracy", "rounds_to", "tree"]
+__all__ = ["ablations", "ablations_rounds", "accuracy", "rounds_to_targets", "tree"]
 
 DATA = {"MNIST": "mnist", "SVHN": "svhn", "Fashion-MNIST": "fashion_mnist", "EMNIST": "emnist_letters"}
 ALPHAS = {"MNIST": (0.05, 0.1, 1), "SVHN": (0.05, 0.1, 10), "Fashion-MNIST": (0.05, 0.1, 10), "EMNIST": (0.05, 0.1, 10)}
@@ -105,7 +106,7 @@ def cells_of(plan: Plan, name: str, rows: Mapping[str, Mapping[str, Any]], colum
     return found
 
 
-def tail(history: Sequence[Mapping[str, Any]], rounds: int = 5) -> float:
+def tail(history: Sequence[Line], rounds: int = 5) -> float:
     """The mean accuracy over the last evaluated rounds.
 
     >>> tail([{"accuracy": 0.0}, {"accuracy": 0.5}, {"accuracy": None}, {"accuracy": 1.0}], rounds=2)
@@ -114,27 +115,10 @@ def tail(history: Sequence[Mapping[str, Any]], rounds: int = 5) -> float:
     return fmean([line["accuracy"] for line in history if line["accuracy"] is not None][-rounds:])
 
 
-NOTE = (
-    "Ours is the mean of the last five rounds. Small scale: ResNet-8 in place of ResNet11, 100 distillation steps a round and "
-    "2000 test samples. Tiny scale: cnn-small on 16x16 images, and a pool of 640 samples instead of 1280. Client count, "
-    "participation, rounds and local steps are the paper's at every scale; all rows average clients alike (Eq. 6)."
-)
-
-
-@study("dafkd-table1", "DaFKD, Table 1: accuracy of six systems", small=360, paper=6000, note=NOTE, tiny=True)
 def accuracy(plan: Plan) -> list[Cell]:
     """Four data sets, three degrees of heterogeneity each."""
     columns = [(data, alpha) for data, alphas in ALPHAS.items() for alpha in alphas]
     return cells_of(plan, "dafkd-table1", systems(plan.scale), columns)
-
-
-def reached(history: Sequence[Mapping[str, Any]], target: float) -> int | None:
-    """The first round whose accuracy is at least ``target``; None where there is none.
-
-    >>> reached([{"round": 1, "accuracy": 0.4}, {"round": 2, "accuracy": 0.9}], 0.85)
-    2
-    """
-    return next((line["round"] for line in history if (line["accuracy"] or 0.0) >= target), None)
 
 
 def rounds_cells(plan: Plan, name: str, rows: Mapping[str, Mapping[str, Any]]) -> list[Cell]:
@@ -146,40 +130,21 @@ def rounds_cells(plan: Plan, name: str, rows: Mapping[str, Mapping[str, Any]]) -
             if wanted and plan.wants(row):
                 runs = runs_of(plan, f"{data}-0.1/{row}", tree(plan, data, 0.1, system))
                 for target in wanted:
-                    found.append(cell(name, row, f"{data} {target:g}", [reached(run.history, target) for run in runs]))
+                    found.append(cell(name, row, f"{data} {target:g}", [rounds_to(run.history, target) for run in runs]))
     return found
 
 
-@study(
-    "dafkd-table2",
-    "DaFKD, Table 2: rounds to an accuracy (alpha = 0.1)",
-    small=120,
-    paper=2000,
-    unit="rounds",
-    note=NOTE,
-    tiny=True,
-)
-def rounds_to(plan: Plan) -> list[Cell]:
+def rounds_to_targets(plan: Plan) -> list[Cell]:
     """The same runs as Table 1's at alpha = 0.1, read for the round that first reaches the target."""
     return rounds_cells(plan, "dafkd-table2", systems(plan.scale))
 
 
-@study("dafkd-table3", "DaFKD, Table 3a: without sharing, without correlation", small=240, paper=4000, note=NOTE, tiny=True)
 def ablations(plan: Plan) -> list[Cell]:
     """Four data sets, alpha 0.05 and 0.1."""
     columns = [(data, alpha) for data in DATA for alpha in (0.05, 0.1)]
     return cells_of(plan, "dafkd-table3", variants(plan.scale), columns)
 
 
-@study(
-    "dafkd-table3b",
-    "DaFKD, Table 3b: the ablations' rounds to an accuracy",
-    small=120,
-    paper=2000,
-    unit="rounds",
-    note=NOTE,
-    tiny=True,
-)
 def ablations_rounds(plan: Plan) -> list[Cell]:
     """Rounds to the targets of Table 2."""
     return rounds_cells(plan, "dafkd-table3b", variants(plan.scale))

@@ -13,7 +13,7 @@ from fedstill.core.streams import stream
 from fedstill.fusion.weightings.projection import proximity
 from fedstill.local.reports.projection import Projection, subspace
 from fedstill.models.predict import apply
-from fedstill.reproduce import Cell, Plan, cell, runs_of, study
+from fedstill.reproduce import Cell, Plan, cell, runs_of
 from fedstill.run.configuration import resolve
 from fedstill.task import Task
 
@@ -28,16 +28,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-@study(
-    "fedd3a-table1",
-    "FedD3A, Table 1: weighting strategies after one round",
-    small=15,
-    paper=24 * 60,
-    note="At the small scale the domains are digits (with --data MNIST, USPS and SVHN and a pool of MNIST-M, else the embedded "
-    "ones), the network is cnn-small and a client trains for 10 epochs; the paper's are DomainNet, a pre-trained ResNet-50 and "
-    "50. So only the order of the rows can be compared. The full scale starts from scratch unless --set model.weights=FILE "
-    "gives it a pre-trained backbone.",
-)
 def table1(plan: Plan) -> Sequence[Cell]:
     """One round, many local epochs, five ways to weigh the teachers."""
     cells: list[Cell] = []
@@ -79,14 +69,6 @@ def table1_tree(plan: Plan) -> dict[str, Any]:
     }
 
 
-@study(
-    "fedd3a-table2",
-    "FedD3A, Table 2: test images classified by projection matrices alone",
-    small=1,
-    paper=5,
-    note="Each client holds one class; the backbone is a 3-layer MLP as it is initialised. MNIST only: the other rows need "
-    "ImageNet weights.",
-)
 def table2(plan: Plan) -> Sequence[Cell]:
     """The class whose subspace is nearest, against the class whose mean feature is."""
     right: dict[str, list[float | None]] = {"prototype": [], "projection": []}

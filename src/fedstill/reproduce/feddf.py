@@ -7,20 +7,17 @@ quarter of the paper's and targets are lower, so that figures are to be compared
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fedstill.config.presets import tree_of
-from fedstill.reproduce import Cell, Plan, cell, runs_of, study
+from fedstill.reproduce import Cell, Plan, cell, runs_of
 
 __all__ = ["initialisation", "proximal_penalty", "rounds_to_target"]
 
-SMALL = (
-    "At small scale: 4,000 images instead of 45,000, 10 rounds, a quarter of the row's local epochs, 200 distillation steps; the "
-    "paper's figures are of the full protocol."
-)
 TARGETS = {"paper": {"1": 0.8, "0.1": 0.75}, "small": {"1": 0.4, "0.1": 0.3}}
 
 
-def _protocol(plan: Plan, alpha: str, epochs: int, rounds: int, algorithm: str, *more: str) -> tuple[dict, list[str]]:
+def _protocol(plan: Plan, alpha: str, epochs: int, rounds: int, algorithm: str, *more: str) -> tuple[dict[str, Any], list[str]]:
     """The tree and the assignments of one run."""
     small = plan.scale == "small"
     sets = [
@@ -34,7 +31,6 @@ def _protocol(plan: Plan, alpha: str, epochs: int, rounds: int, algorithm: str, 
     return tree_of("feddf-cifar-small" if small else "feddf-cifar"), sets
 
 
-@study("feddf-table1", "FedDF, Table 1: rounds to the target accuracy", small=90, paper=60 * 24 * 14, unit="rounds", note=SMALL)
 def rounds_to_target(plan: Plan) -> Sequence[Cell]:
     """CIFAR-10 with ResNet-8; targets 80% and 75% at paper scale, 40% and 30% at the small one."""
     rows = [(name, epochs) for name, some in _METHODS.items() for epochs in (some if plan.scale == "paper" else some[-1:])]
@@ -58,7 +54,6 @@ def rounds_to_target(plan: Plan) -> Sequence[Cell]:
 _METHODS = {"fedavg": (1, 20, 40), "fedprox": (20, 40), "fedavgm": (20, 40), "feddf": (20, 40)}
 
 
-@study("feddf-table5", "FedDF, Table 5: where the student starts", small=60, paper=60 * 24 * 3, note=SMALL)
 def initialisation(plan: Plan) -> Sequence[Cell]:
     """From the average of the round, or from the previous fused model."""
     cells = []
@@ -74,7 +69,6 @@ def initialisation(plan: Plan) -> Sequence[Cell]:
     return cells
 
 
-@study("feddf-table8", "FedDF, Table 8: with a proximal penalty", small=60, paper=60 * 24 * 3, note=SMALL)
 def proximal_penalty(plan: Plan) -> Sequence[Cell]:
     """FedDF and FedAvg, without and with FedProx's term in the clients' objective."""
     cells = []

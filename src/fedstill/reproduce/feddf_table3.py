@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedstill.core.options import laid_over
-from fedstill.reproduce import Cell, Plan, cell, runs_of, study
+from fedstill.reproduce import Cell, Plan, cell, runs_of
 
 __all__ = ["feddf_table3"]
 
@@ -72,16 +72,6 @@ def systems(small: bool) -> dict[str, dict[str, Any]]:
     }
 
 
-@study(
-    NAME,
-    "FedDF, Table 3: VGG-9 without BN, 20 clients, C = 0.4, alpha = 1, accuracy at a round",
-    small=45,
-    paper=6000,
-    note="A round of FedMA is a whole model: nine layers, nine exchanges. At the small scale: 2,000 MNIST digits at 12 pixels "
-    "instead of CIFAR-10, letters instead of CIFAR-100 on the server, 10 clients, 8 local epochs (with momentum) instead of 40, "
-    "20 rounds, 60 steps of distillation, FedMA with 1 epoch and 1 sweep a layer: the order of the systems can be "
-    "compared with the paper's, the figures cannot.",
-)
 def feddf_table3(plan: Plan) -> Sequence[Cell]:
     """The accuracy of every system at the table's rounds."""
     base = setting(plan)

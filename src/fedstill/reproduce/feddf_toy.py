@@ -26,7 +26,7 @@ from fedstill.fusion.weightings import WeightingContext, make_weighting
 from fedstill.models import build
 from fedstill.models.network import Network
 from fedstill.models.predict import predict_logits
-from fedstill.reproduce import Cell, Plan, study
+from fedstill.reproduce import Cell, Plan
 from fedstill.training.fit import fit
 from fedstill.training.options import Local, Optimizer
 
@@ -102,6 +102,7 @@ def fuse_toy(seed: int = 0) -> Toy:
 
 def draw_panels(toy: Toy, path: Path) -> None:
     """The five panels side by side as a PNG; dots are the data that the panel's model has seen or is to know."""
+    # slow: brings all of matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -127,15 +128,6 @@ def draw_panels(toy: Toy, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-@study(
-    "feddf-figure1",
-    "FedDF, Figure 1: how far the fused models are from the ensemble",
-    small=0.2,
-    paper=0.2,
-    unit="number",
-    note="Mean over the plane of KL(ensemble || model), and the share of the plane where both predict the same class; the five "
-    "panels are in figure1.png. The paper's figure has no numbers.",
-)
 def toy_figure(plan: Plan) -> Sequence[Cell]:
     """Five panels and two numbers for each fused model."""
     toys = [fuse_toy(seed) for seed in plan.seeds]

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from fedstill.reproduce import Cell, Plan, Run, cell, runs_of, study
+from fedstill.reproduce import Cell, Plan, Run, cell, runs_of
+from fedstill.run.history import rounds_to
 
 __all__ = ["poison", "table1", "table2"]
 
@@ -18,10 +19,6 @@ SYSTEMS = {"FedAvg": "fedavg", "SHOT": "shot", "FADA": "fada", "KD3A": "kd3a", "
 DIGITS = ("mnist_m", "svhn", "usps", "mnist")
 PACS = ("pacs/art_painting", "pacs/cartoon", "pacs/photo", "pacs/sketch")
 DOMAINNET = ("Clipart", "Infographics", "Quickdraw", "Painting", "Real", "Sketch")
-NOTE = (
-    "DomainNet's columns are the paper's alone, on another data set with pretrained ResNets, the best of five runs. Ours: every "
-    "system with the same network and local training, the last round's accuracy on the target's test set, mean over seeds."
-)
 
 
 def wanted(plan: Plan, names: Sequence[str]) -> list[str]:
@@ -77,13 +74,12 @@ def runs(plan: Plan, systems: Sequence[str]) -> Iterator[tuple[str, str, list[Ru
             yield target, title, runs_of(plan, f"{target.replace('/', '-')}/{name}", tree_of(plan, target, name))
 
 
-@study("kdcl-table1", "KDCL, Table 1: accuracy on the target domain", small=60, paper=1800, note=NOTE)
 def table1(plan: Plan) -> list[Cell]:
     """Every domain in turn the target, every system."""
     cells: list[Cell] = []
     means: dict[str, list[tuple[float, ...]]] = {}
     for target, title, found in runs(plan, list(SYSTEMS)):
-        ours = tuple(run.summary["final_accuracy"] for run in found)
+        ours = tuple(run.accuracy for run in found)
         cells.append(cell("kdcl-table1", title, target, ours))
         means.setdefault(title, []).append(ours)
     for title, rows in means.items():
@@ -92,33 +88,19 @@ def table1(plan: Plan) -> list[Cell]:
     return cells
 
 
-@study("kdcl-table2", "KDCL, Table 2: rounds to KD3A's final accuracy", small=20, paper=900, unit="rounds", note=NOTE)
 def table2(plan: Plan) -> list[Cell]:
     """The first round in which each system has the accuracy that KD3A ends with, seed by seed."""
     by_place = {(target, title): found for target, title, found in runs(plan, ["KD3A", "KDCL"])}
     cells: list[Cell] = []
     for (target, title), found in by_place.items():
         goals = by_place.get((target, "KD3A"), [])
-        reached = [first_round(run, goal.summary["final_accuracy"]) for run, goal in zip(found, goals, strict=False)]
+        reached = [rounds_to(run.history, goal.accuracy) for run, goal in zip(found, goals, strict=False)]
         cells.append(cell("kdcl-table2", title, target, reached))
     for title in dict.fromkeys(title for _, title in by_place):
         cells += [cell("kdcl-table2", title, column, []) for column in DOMAINNET]
     return cells
 
 
-def first_round(run: Run, goal: float) -> int | None:
-    """The first round with at least this accuracy, or None."""
-    return next((line["round"] for line in run.history if line["accuracy"] is not None and line["accuracy"] >= goal), None)
-
-
-@study(
-    "kdcl-poison",
-    "A source with 30% shifted labels: accuracy, and that source's weight",
-    small=8,
-    paper=400,
-    unit="number",
-    note="Target mnist_m; sources mnist (poisoned: 30% of its labels shifted by one), usps, svhn. Not in the paper.",
-)
 def poison(plan: Plan) -> list[Cell]:
     """KDCL, KD3A and FedAvg with and without the poison."""
     cells: list[Cell] = []

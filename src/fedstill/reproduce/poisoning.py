@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedstill.core.options import laid_over
-from fedstill.reproduce import Cell, Plan, cell, runs_of, study
+from fedstill.reproduce import Cell, Plan, cell, runs_of
 
 __all__ = ["ATTACKS", "SYSTEMS", "poisoning"]
 
@@ -50,15 +50,6 @@ def setting(scale: str) -> dict[str, Any]:
     }
 
 
-@study(
-    "poisoning",
-    "Accuracy with false clients (10 clients, embedded digits, tested on noisy digits)",
-    small=8,
-    paper=60,
-    note="Cronus has no global model: its figure is the mean over the honest clients' own models. Mirrored and noise updates are "
-    "scaled by 3; Cronus' false clients mirror or drown their logits. FedDF, FedDF-median and FedRAD distil "
-    "alike (200 steps of Adam), FedRAD with its average of the student's weights.",
-)
 def poisoning(plan: Plan) -> Sequence[Cell]:
     """Every system under every attack, at 0, 20 and 40% of the clients."""
     columns: dict[str, dict[str, Any] | None] = {"none": None}

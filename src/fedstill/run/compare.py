@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedstill.algorithms import create
-from fedstill.config.presets import tree_of
 from fedstill.config.tables import Config
 from fedstill.config.trees import read
 from fedstill.core.errors import FedstillError
-from fedstill.run.configuration import resolve
+from fedstill.run.configuration import resolve, tree_in
 from fedstill.run.folder import finished_run, same_run
 from fedstill.run.listener import Listener
 from fedstill.run.loop import run
@@ -31,41 +31,43 @@ class Planned:
 
 
 def folder_of(out: Path, name: str, seed: int) -> Path:
-    """Where a comparison keeps one of its runs."""
+    """Where a comparison keeps one of its runs.
+
+    >>> folder_of(Path("out"), "mine:System", 2).as_posix()
+    'out/mine_System/seed2'
+    """
     return out / name.replace(":", "_") / f"seed{seed}"
 
 
-def plan(what: str, names: Sequence[str], seeds: Sequence[int], out: Path, assignments: Sequence[str] = ()) -> list[Planned]:
-    """The runs of a comparison, checked: what one of them cannot do is said before the first one trains."""
-    raw = tree_of(what)
-    found = [
-        Planned(
-            name,
-            seed,
-            resolve(raw, [*assignments, f'algorithm.name="{name}"', f"seed={seed}"]),
-            folder_of(out, name, seed),
-        )
-        for name in names
-        for seed in seeds
-    ]
+def plan(
+    what: str | Path | Mapping[str, Any], names: Sequence[str], seeds: Sequence[int], out: Path, settings: Sequence[str] = ()
+) -> list[Planned]:
+    """The runs of a comparison, checked: what one of them cannot do, and a folder that another run has, is said before the
+    first one trains."""
+    raw = tree_in(what)
+    found = []
+    for name in names:
+        for seed in seeds:
+            config = resolve(raw, [*settings, f'algorithm.name="{name}"', f"seed={seed}"])
+            found.append(Planned(name, seed, config, folder_of(out, name, seed)))
     for one in found:
         create(Task(one.config))
+        kept = one.folder / "config.toml"
+        if kept.exists() and not same_run(read(kept), one.config):
+            raise FedstillError(f"{one.folder} holds a run of another configuration; choose another --out")
     return found
 
 
 def run_planned(plans: Sequence[Planned], listener: Callable[[Planned], Listener] = lambda one: Listener()) -> None:
     """Run what has not been run; ``listener`` makes the one that is told of each."""
     for one in plans:
-        kept = one.folder / "config.toml"
-        if kept.exists() and not finished_run(one.folder, one.config) and not same_run(read(kept), one.config):
-            raise FedstillError(f"{one.folder} holds a run of another configuration; choose another --out")
-        complete(one.config, one.folder, lambda one=one: listener(one))  # type: ignore[misc]
+        complete(one.config, one.folder, listener(one))
 
 
-def complete(config: Config, folder: Path, listener: Callable[[], Listener]) -> None:
+def complete(config: Config, folder: Path, listener: Listener) -> None:
     """Run a configuration to its end, wherever it was left: from the start, from its last checkpoint, or not at all."""
-    told = listener()
     if finished_run(folder, config):
-        told.kept(folder)
-        return
-    run(config, folder, resume=(folder / "history.jsonl").exists(), listeners=[told])
+        listener.kept(folder)
+        listener.closed()
+    else:
+        run(config, folder, resume=(folder / "history.jsonl").exists(), listeners=[listener])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedstill.algorithms import options_of
@@ -13,7 +14,7 @@ from fedstill.config.trees import settings
 from fedstill.core.errors import FedstillError
 from fedstill.core.options import laid_over, validated
 
-__all__ = ["configuration", "from_toml", "parse", "resolve"]
+__all__ = ["configuration", "from_toml", "parse", "resolve", "tree_in"]
 
 
 def configuration(name: str, assignments: Sequence[str] = ()) -> Config:
@@ -23,6 +24,11 @@ def configuration(name: str, assignments: Sequence[str] = ()) -> Config:
     'fedprox'
     """
     return resolve(tree_of(name), assignments)
+
+
+def tree_in(what: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+    """The raw tree that a caller names (a preset, a TOML file) or gives."""
+    return what if isinstance(what, Mapping) else tree_of(str(what))
 
 
 def resolve(raw: Mapping[str, Any], assignments: Sequence[str] = ()) -> Config:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill.config.presets import tree_of
 from fedstill.config.tables import Config
-from fedstill.run.configuration import resolve
+from fedstill.run.configuration import resolve, tree_in
 from fedstill.run.listener import Listener
 from fedstill.run.loop import Result
 from fedstill.run.loop import run as run_config
@@ -35,7 +34,7 @@ def run(
     (1, True)
     """
     if not isinstance(what, Config):
-        what = resolve(what if isinstance(what, Mapping) else tree_of(str(what)), settings)
+        what = resolve(tree_in(what), settings)
     elif settings:
         raise TypeError("settings change a preset, a file or a tree; a Config is complete")
     return run_config(what, Path(out), resume=resume, listeners=listeners)

@@ -19,6 +19,7 @@ from fedstill.engine.flower.client import client_app
 from fedstill.engine.flower.records import fl
 from fedstill.engine.flower.server import Flower
 from fedstill.run.configuration import from_toml
+from fedstill.run.history import Line
 from fedstill.run.listener import Listener
 from fedstill.run.loop import Result, drive, threads
 from fedstill.task import Task
@@ -34,7 +35,7 @@ log = logging.getLogger("flwr")
 class LogListener(Listener):
     """Says in Flower's log what happens."""
 
-    def round(self, line: dict[str, Any]) -> None:
+    def round(self, line: Line) -> None:
         """One line a round."""
         score = "" if line["accuracy"] is None else f", accuracy {line['accuracy']:.4f}"
         missing = "".join(f"; {d['client']} dropped: {d['reason']}" for d in line["dropped"])
@@ -92,7 +93,7 @@ def server_app(config: Path | Config) -> ServerApp:
 
 def run_simulation(config: Config, out: Path, *, resume: bool = False, listeners: Sequence[Listener] = ()) -> Result:
     """Run a configuration on Flower's simulation (Ray): ``engine.workers`` actors of ``engine.threads`` threads each."""
-    from flwr.simulation import run_simulation as simulate
+    from flwr.simulation import run_simulation as simulate  # slow: brings Ray
 
     results: list[Result] = []
     clients = len(Task(config).clients)

@@ -22,7 +22,7 @@ from fedstill.run import history as records
 from fedstill.run.checkpoint import load_checkpoint
 from fedstill.task import Task
 
-__all__ = ["begin", "client_records", "finished_run", "folder_lock", "same_run", "write_models", "write_samples"]
+__all__ = ["begin", "finished_run", "folder_lock", "same_run", "write_models", "write_samples"]
 
 RESULTS = ("config.toml", "summary.json", "model.safetensors", "models", "checkpoint")  # what a run writes
 
@@ -91,22 +91,6 @@ def folder_lock(out: Path) -> Iterator[None]:
         yield
     finally:
         os.close(held)
-
-
-def client_records(task: Task) -> dict[str, Any]:
-    """The clients and their label counts, for ``clients.json`` and the bubble chart."""
-    clients = []
-    for info in task.clients.values():
-        clients.append(
-            {
-                "id": info.id,
-                "domain": info.domain,
-                "prototype": info.prototype,
-                "samples": info.samples,
-                "counts": task.counts(info.id),
-            }
-        )
-    return {"classes": list(task.classes), "clients": clients}
 
 
 def write_samples(out: Path, algorithm: Algorithm, server: Server, round: Round) -> None:

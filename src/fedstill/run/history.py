@@ -1,38 +1,137 @@
-"""The history: a line a round, as JSON, in ``history.jsonl``; and the summary of a run."""
+"""The history: a line a round, as JSON, in ``history.jsonl``; and the summary of a run, ``summary.json``.
+
+The loop writes both; the console, the trackers, the report and the studies read them, all through here.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict, cast
 
-import torch
-
+from fedstill.core.errors import FedstillError
 from fedstill.core.files import atomic_write, to_json
 from fedstill.core.version import __version__
 
-__all__ = ["append", "put_aside", "read_history", "rewrite", "summary", "truncate"]
+__all__ = [
+    "Dropped",
+    "Line",
+    "Summary",
+    "append",
+    "put_aside",
+    "read_history",
+    "read_summary",
+    "rewrite",
+    "rounds_to",
+    "sound_json",
+    "sound_lines",
+    "sound_summary",
+    "summary",
+    "truncate",
+    "with_notes",
+]
 
 
-def read_history(path: Path) -> list[dict[str, Any]]:
-    """The sound lines of a history; one cut off by a crash, or damaged, is left out."""
-    if not path.exists():
-        return []
-    lines = []
-    for text in path.read_text(errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
+class Dropped(TypedDict):
+    """A client whose reply was not used, and why."""
+
+    client: str
+    reason: str
+
+
+class Line(TypedDict, total=False):
+    """A round's line. Systems note further fields of their own; those that are common are here."""
+
+    round: Required[int]  # from 1
+    accuracy: float | None  # the mean over the domains; None where the round was not evaluated
+    domains: dict[str, float]
+    prototypes: dict[str, float]  # where there are several
+    merged_accuracy: float | None  # before distillation
+    ensemble_accuracy: float | None  # of the teachers together
+    bytes_down: int
+    bytes_up: int
+    seconds: dict[str, float]  # train, fuse, evaluate
+    clients: list[str]  # whose replies were fused
+    dropped: list[Dropped]
+    measured_by: str  # "clients", where the server has no test data
+    # what systems note
+    accuracy_of: str  # which model, where it is not the server's
+    weights: dict[str, float]  # by client
+    weights_by_domain: dict[str, dict[str, float]]  # domain of the pool -> client -> mean weight
+    distillation: dict[str, Any]  # by student: steps, first and last loss; or of the one student there is
+    losses: dict[str, float]
+
+
+class Summary(TypedDict, total=False):
+    """What a run came to."""
+
+    algorithm: str
+    seed: int
+    rounds: int
+    final_accuracy: float | None  # of the last round that was evaluated
+    best_accuracy: float | None
+    best_round: int | None
+    rounds_to: dict[str, int | None]  # target -> the first round that reached it
+    bytes_total: int
+    seconds_total: float
+    versions: dict[str, str]
+    command: str  # how to repeat the run, where another program wrote the folder
+
+
+def sound_lines(text: str) -> tuple[list[Line], list[int]]:
+    """The lines in a history's text, and the numbers of those that are cut off or damaged.
+
+    >>> sound_lines('{"round": 1, "accuracy": 0.5}\\n{"round": 2, "accu')
+    ([{'round': 1, 'accuracy': 0.5}], [2])
+    """
+    lines: list[Line] = []
+    damaged: list[int] = []
+    for place, raw in enumerate(text.splitlines(), start=1):
+        if not raw.strip():
             continue
-        if isinstance(line, dict) and isinstance(line.get("round"), int):
-            lines.append(line)
-    return lines
+        line = sound_json(raw)
+        if isinstance(line, dict) and isinstance(line.get("round"), int) and not isinstance(line["round"], bool):
+            lines.append(cast(Line, line))
+        else:
+            damaged.append(place)
+    return lines, damaged
 
 
-def append(path: Path, line: dict[str, Any]) -> None:
+def read_history(path: Path) -> list[Line]:
+    """The sound lines of a history; one cut off by a crash, or damaged, is left out."""
+    return sound_lines(path.read_text(encoding="utf-8", errors="replace"))[0] if path.exists() else []
+
+
+def sound_summary(text: str) -> Summary | None:
+    """The summary in a text; None where it is damaged.
+
+    >>> sound_summary('{"seed": 3}'), sound_summary("[]")
+    ({'seed': 3}, None)
+    """
+    found = sound_json(text)
+    return cast(Summary, found) if isinstance(found, dict) else None
+
+
+def read_summary(path: Path) -> Summary:
+    """The summary of a run that has ended."""
+    found = sound_summary(path.read_text(encoding="utf-8", errors="replace"))
+    if found is None:
+        raise FedstillError(f"{path} is damaged")
+    return found
+
+
+def sound_json(text: str) -> Any:
+    """The value in a text; None where it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def append(path: Path, line: Line) -> None:
     """Add a round's line."""
     with open(path, "a") as file:
         file.write(to_json(line) + "\n")
@@ -40,7 +139,7 @@ def append(path: Path, line: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def truncate(path: Path, rounds: int) -> list[dict[str, Any]]:
+def truncate(path: Path, rounds: int) -> list[Line]:
     """Keep the lines of the first ``rounds`` rounds (a resume repeats what came after its checkpoint). Where some of them are
     missing, the old file is kept beside the new one."""
     lines = [line for line in read_history(path) if line["round"] <= rounds]
@@ -55,12 +154,42 @@ def put_aside(path: Path) -> Path:
     return path.with_name("history.damaged.jsonl")
 
 
-def rewrite(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+def rewrite(path: Path, lines: Sequence[Line]) -> None:
     """Write the whole history again."""
     atomic_write(path, "".join(to_json(line) + "\n" for line in lines))
 
 
-def summary(algorithm: str, seed: int, history: Sequence[dict[str, Any]], targets: Sequence[float]) -> dict[str, Any]:
+def with_notes(line: Line, notes: Mapping[str, Any]) -> Line:
+    """The line with a system's own fields after the loop's.
+
+    >>> with_notes({"round": 1}, {"weights": {"a": 1.0}})
+    {'round': 1, 'weights': {'a': 1.0}}
+    >>> with_notes({"round": 1}, {"round": 2})
+    Traceback (most recent call last):
+    fedstill.core.errors.FedstillError: a system cannot note 'round': the loop writes it
+    """
+    for name in notes:
+        if name in line:
+            raise FedstillError(f"a system cannot note '{name}': the loop writes it")
+    return cast(Line, {**line, **notes})
+
+
+def rounds_to(history: Sequence[Line], target: float) -> int | None:
+    """The first round with at least this accuracy; None where there is none.
+
+    >>> rounds_to([{"round": 1, "accuracy": 0.4}, {"round": 2, "accuracy": None}, {"round": 3, "accuracy": 0.9}], 0.85)
+    3
+    """
+    return next((number for number, accuracy in _scored(history) if accuracy >= target), None)
+
+
+def _scored(history: Sequence[Line]) -> list[tuple[int, float]]:
+    """The rounds that were evaluated, and their accuracies."""
+    found = ((line["round"], line.get("accuracy")) for line in history)
+    return [(number, accuracy) for number, accuracy in found if accuracy is not None]
+
+
+def summary(algorithm: str, seed: int, history: Sequence[Line], targets: Sequence[float]) -> Summary:
     """What a run came to.
 
     >>> sent = {"bytes_down": 1, "bytes_up": 2}
@@ -69,17 +198,18 @@ def summary(algorithm: str, seed: int, history: Sequence[dict[str, Any]], target
     >>> found["final_accuracy"], found["best_round"], found["rounds_to"], found["bytes_total"]
     (0.7, 2, {'0.5': 2, '0.9': None}, 6)
     """
-    scored = [line for line in history if line.get("accuracy") is not None]
-    best = max(scored, key=lambda line: line["accuracy"], default=None)
-    reached = {f"{target:g}": next((line["round"] for line in scored if line["accuracy"] >= target), None) for target in targets}
+    import torch  # slow, and reading a history needs none of it
+
+    scored = _scored(history)
+    best_round, best = max(scored, key=lambda one: one[1], default=(None, None))
     return {
         "algorithm": algorithm,
         "seed": seed,
         "rounds": history[-1]["round"] if history else 0,
-        "final_accuracy": scored[-1]["accuracy"] if scored else None,
-        "best_accuracy": best["accuracy"] if best else None,
-        "best_round": best["round"] if best else None,
-        "rounds_to": reached,
+        "final_accuracy": scored[-1][1] if scored else None,
+        "best_accuracy": best,
+        "best_round": best_round,
+        "rounds_to": {f"{target:g}": rounds_to(history, target) for target in targets},
         "bytes_total": sum(line["bytes_down"] + line["bytes_up"] for line in history),
         "seconds_total": round(sum(sum(line.get("seconds", {}).values()) for line in history), 3),
         "versions": {"fedstill": __version__, "torch": torch.__version__, "python": platform.python_version()},

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from fedstill.task import Task
+from fedstill.run.history import Line, Summary
+
+if TYPE_CHECKING:  # a listener can be defined without torch, which is slow to import
+    from fedstill.task import Task
 
 __all__ = ["Listener", "Listeners"]
 
 
 class Listener:
-    """LogListener what happens in a run; the command line draws it, a tracker records it."""
+    """Is told what happens in a run; the command line draws it, a tracker records it."""
 
     def started(self, task: Task, rounds_done: int) -> None:
         """A run begins, or goes on after ``rounds_done`` rounds."""
@@ -20,13 +23,13 @@ class Listener:
     def progress(self, what: str, done: int, of: int) -> None:
         """A step of the round in progress."""
 
-    def round(self, line: dict[str, Any]) -> None:
+    def round(self, line: Line) -> None:
         """A round has ended; ``line`` is its line of the history."""
 
     def warn(self, text: str) -> None:
         """Something the user should know."""
 
-    def finished(self, summary: dict[str, Any]) -> None:
+    def finished(self, summary: Summary) -> None:
         """The run has ended."""
 
     def kept(self, folder: Path) -> None:
@@ -50,7 +53,7 @@ class Listeners(Listener):
         for listener in self.listeners:
             listener.progress(what, done, of)
 
-    def round(self, line: dict[str, Any]) -> None:
+    def round(self, line: Line) -> None:
         for listener in self.listeners:
             listener.round(line)
 
@@ -58,7 +61,7 @@ class Listeners(Listener):
         for listener in self.listeners:
             listener.warn(text)
 
-    def finished(self, summary: dict[str, Any]) -> None:
+    def finished(self, summary: Summary) -> None:
         for listener in self.listeners:
             listener.finished(summary)
 

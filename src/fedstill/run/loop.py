@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 
@@ -21,7 +21,9 @@ from fedstill.engine.exchange import EVALUATE, Engine, Outcome
 from fedstill.engine.inprocess import InProcess
 from fedstill.run import history as records
 from fedstill.run.checkpoint import save_checkpoint
-from fedstill.run.folder import begin, client_records, folder_lock, write_models, write_samples
+from fedstill.run.clients import client_records
+from fedstill.run.folder import begin, folder_lock, write_models, write_samples
+from fedstill.run.history import Dropped, Line, Summary
 from fedstill.run.listener import Listener, Listeners
 from fedstill.run.screening import screened
 from fedstill.task import Task
@@ -29,15 +31,19 @@ from fedstill.task import Task
 __all__ = ["Result", "drive", "run", "sample_clients"]
 
 
+@dataclass(frozen=True)
 class Result:
     """What a run leaves: its folder, its history and summary, and the server's last state."""
 
-    def __init__(self, folder: Path, history: list[dict[str, Any]], summary: dict[str, Any], server: Server, task: Task):
-        self.folder, self.history, self.summary, self.server, self.task = folder, history, summary, server, task
+    folder: Path
+    history: list[Line]
+    summary: Summary
+    server: Server
+    task: Task
 
     @property
-    def accuracy(self) -> float:
-        """The final accuracy."""
+    def accuracy(self) -> float | None:
+        """The final accuracy; None where nothing was evaluated."""
         return self.summary["final_accuracy"]
 
 
@@ -95,6 +101,7 @@ def threads(count: int) -> Iterator[None]:
 
 def drive(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool = False, listeners: Sequence[Listener] = ()) -> Result:
     """The rounds themselves, on any engine."""
+    out.mkdir(parents=True, exist_ok=True)
     with folder_lock(out):
         return _rounds(algorithm, engine, out, resume=resume, listeners=listeners)
 
@@ -126,7 +133,7 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
         if not task.tests and history:  # this round's replies judge the model that the last round made
             judge(history[-1], heard, path, history)
             told.round(history[-1])
-        for text in line.pop("warnings", []):
+        for text in context.notes.get("warnings", []):
             told.warn(text)
         write_samples(out, algorithm, server, context)
         records.append(path, line)  # before the checkpoint: a line without its checkpoint is cut off and its round repeated
@@ -147,10 +154,10 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
 Heard = dict[str, list[tuple[float, int]]]  # by domain: clients' own accuracies, each on so many samples
 
 
-def judge(line: dict[str, Any], heard: Heard, path: Path, history: list[dict[str, Any]]) -> None:
+def judge(line: Line, heard: Heard, path: Path, history: list[Line]) -> None:
     """Complete a round's line with what the clients measured on their own test data, and write the history again."""
     domains = {name: sum(a * n for a, n in found) / sum(n for _, n in found) for name, found in sorted(heard.items())}
-    line.update(accuracy=fmean(domains.values()) if domains else None, domains=domains, measured_by="clients")
+    line.update({"accuracy": fmean(domains.values()) if domains else None, "domains": domains, "measured_by": "clients"})
     records.rewrite(path, history)
 
 
@@ -170,14 +177,16 @@ def _note(algorithm: Algorithm, outcome: Outcome, heard: Heard) -> None:
         heard.setdefault(algorithm.task.clients[outcome.client].domain, []).append((outcome.accuracy, outcome.tested))
 
 
-def _round(
-    algorithm: Algorithm, engine: Engine, server: Server, chosen: list[str], context: Round
-) -> tuple[Server, dict[str, Any], Heard]:
+# notes that are no fields of a system's own: they have a place in every line, or are told otherwise
+TAKEN = ("merged_accuracy", "ensemble_accuracy", "evaluate_seconds", "warnings")
+
+
+def _round(algorithm: Algorithm, engine: Engine, server: Server, chosen: list[str], context: Round) -> tuple[Server, Line, Heard]:
     config = algorithm.task.config
     heard: Heard = {}
     seconds = {"train": 0.0, "fuse": 0.0, "evaluate": 0.0}
     down = up = 0
-    dropped: list[dict[str, str]] = []
+    dropped: list[Dropped] = []
     present = list(chosen)
     for phase in algorithm.phases(context.number):
         context.phase = phase
@@ -211,24 +220,24 @@ def _round(
         measured = context.notes.get("evaluate_seconds", 0.0) - evaluated
         seconds["fuse"] += spent - measured
         seconds["evaluate"] += measured
-    context.notes.pop("evaluate_seconds", None)
-    notes = context.notes
-    line: dict[str, Any] = {"round": context.number, "accuracy": None, "domains": {}}
+    line: Line = {"round": context.number, "accuracy": None, "domains": {}}
     if config.evaluation.due(context.number, config.rounds) and algorithm.task.tests:
         clock = time.perf_counter()
         scores = algorithm.evaluate(server)
         seconds["evaluate"] += time.perf_counter() - clock
-        line.update(accuracy=scores.mean, domains=scores.domains)
+        line.update({"accuracy": scores.mean, "domains": scores.domains})
         if len(scores.prototypes) > 1:
             line["prototypes"] = scores.prototypes
     line.update(
-        merged_accuracy=notes.pop("merged_accuracy", line["accuracy"]),
-        ensemble_accuracy=notes.pop("ensemble_accuracy", None),
-        bytes_down=down,
-        bytes_up=up,
-        seconds={name: round(value, 4) for name, value in seconds.items()},
-        clients=present,
-        dropped=dropped,
-        **notes,
+        {
+            "merged_accuracy": context.notes.get("merged_accuracy", line["accuracy"]),
+            "ensemble_accuracy": context.notes.get("ensemble_accuracy"),
+            "bytes_down": down,
+            "bytes_up": up,
+            "seconds": {name: round(value, 4) for name, value in seconds.items()},
+            "clients": present,
+            "dropped": dropped,
+        }
     )
-    return server, line, heard
+    own = {name: value for name, value in context.notes.items() if name not in TAKEN}
+    return server, records.with_notes(line, own), heard

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedstill.algorithm import Algorithm, Reply, Server
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import FedstillError, first_line
 from fedstill.engine.exchange import Outcome
 from fedstill.engine.wire import expected
 from fedstill.fusion.screening import fault
@@ -19,7 +19,7 @@ def screened(algorithm: Algorithm, server: Server, phase: str, outcome: Outcome)
     try:
         message = outcome.read()
     except FedstillError as error:
-        return None, str(error)
+        return None, first_line(error)
     template, decode = expected(algorithm, info.prototype, server, phase)
     problem = fault(message, algorithm.required(phase), template) or algorithm.screen(server, outcome.client, message)
     if problem:

@@ -17,6 +17,7 @@ from typing import Any
 
 from fedstill.core.errors import FedstillError
 from fedstill.core.registry import Registry
+from fedstill.run.history import Line, Summary
 from fedstill.run.listener import Listener
 
 __all__ = ["TRACKERS", "numbers", "tracker"]
@@ -25,7 +26,7 @@ __all__ = ["TRACKERS", "numbers", "tracker"]
 TRACKERS: Registry[Callable[[Path], Listener]] = Registry("tracker", group="fedstill.trackers", adopt=lambda name, thing: thing)
 
 
-def numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+def numbers(line: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:
     """The numbers of a line of the history, named by their path; lists count for their length.
 
     >>> list(numbers({"round": 3, "accuracy": 0.5, "domains": {"mnist": 0.75}, "merged_accuracy": None, "dropped": []}))
@@ -53,17 +54,19 @@ def tracker(name: str, folder: Path) -> Listener:
 
 @TRACKERS.register("tensorboard")
 class _TensorBoard(Listener):
+    """Scalars for TensorBoard, in the run's folder below tensorboard/."""
+
     def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard import SummaryWriter  # optional: the extra tensorboard
 
         self.writer = SummaryWriter(str(folder / "tensorboard"))
 
-    def round(self, line: Mapping[str, Any]) -> None:
+    def round(self, line: Line) -> None:
         for name, value in numbers(line):
             self.writer.add_scalar(name, value, line["round"], new_style=True, double_precision=True)
         self.writer.flush()  # so that it can be watched
 
-    def finished(self, summary: Mapping[str, Any]) -> None:
+    def finished(self, summary: Summary) -> None:
         self.writer.add_text("summary", f"```\n{json.dumps(summary, indent=2)}\n```")
 
     def closed(self) -> None:
@@ -72,10 +75,13 @@ class _TensorBoard(Listener):
 
 @TRACKERS.register("mlflow")
 class _MLflow(Listener):
+    """A run in MLflow's file store, in the run's folder below mlruns/."""
+
     def __init__(self, folder: Path) -> None:
         # Read when mlflow is imported: no usage figures leave the machine, and a plain folder is a fine store.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        # optional: the extra mlflow
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
@@ -98,18 +104,18 @@ class _MLflow(Listener):
             else:
                 self.client.log_param(self.run, _mlflow_name(prefix + key), value)
 
-    def _log(self, values: Mapping[str, Any], step: int) -> None:
+    def _log(self, values: Mapping[str, object], step: int) -> None:
         now = int(time.time() * 1000)
         found = [self.metric(_mlflow_name(name), float(value), now, step) for name, value in numbers(values)]
         self.client.log_batch(self.run, metrics=found)
 
-    def round(self, line: Mapping[str, Any]) -> None:
+    def round(self, line: Line) -> None:
         if self.config is not None and self.config.exists():
             self._log_config(tomllib.loads(self.config.read_text(encoding="utf-8")))
             self.config = None
         self._log(line, line["round"])
 
-    def finished(self, summary: Mapping[str, Any]) -> None:
+    def finished(self, summary: Summary) -> None:
         self._log({"summary": summary}, summary.get("rounds", 0))
         self.ended = "FINISHED"
 

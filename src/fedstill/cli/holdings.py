@@ -1,0 +1,81 @@
+"""A table for the terminal that says which client holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import NamedTuple
+
+from rich.table import Table
+
+from fedstill.run.clients import ClientRecords
+
+__all__ = ["blocks", "who_holds_what"]
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+class Holding(NamedTuple):
+    """A client whose samples are known by class."""
+
+    client: str
+    domain: str
+    counts: list[int]
+
+
+def who_holds_what(records: ClientRecords, most: int = 20) -> Table | None:
+    """A table of clients, or of domains where there are more than ``most`` clients; None where nobody says what it holds.
+
+    The blocks show the classes in order, their height relative to the largest class of the row.
+
+    >>> from rich.console import Console
+    >>> clients = [{"id": "mnist-0", "domain": "mnist", "prototype": "mlp", "samples": 60, "counts": [40, 0, 20]},
+    ...            {"id": "mnist-1", "domain": "mnist", "prototype": "mlp", "samples": 81, "counts": [1, 40, 40]}]
+    >>> Console(width=60).print(who_holds_what({"classes": ["0", "1", "2"], "clients": clients}))
+    ... # doctest: +NORMALIZE_WHITESPACE
+    client   domain  samples  012
+    mnist-0  mnist        60  █ ▄
+    mnist-1  mnist        81  ▁██
+    """
+    classes = records["classes"]
+    held = [Holding(one["id"], one["domain"], one["counts"]) for one in records["clients"] if one["counts"] is not None]
+    if not held:
+        return None
+    head = "".join(classes) if all(len(name) == 1 for name in classes) else f"{len(classes)} classes"
+    if len(held) > most:
+        return _by_domain(held, head)
+    table = _table("client", "domain", "samples")
+    table.add_column(head, no_wrap=True)
+    for client, domain, counts in held:
+        table.add_row(client, domain, f"{sum(counts):,}", blocks(counts))
+    return table
+
+
+def blocks(counts: Sequence[int]) -> str:
+    """Counts as a row of blocks; anything above nothing is visible.
+
+    >>> blocks([0, 1, 50, 100])
+    ' ▁▄█'
+    """
+    highest = max(max(counts, default=0), 1)
+    return "".join(_BLOCKS[-(-8 * int(count) // highest)] for count in counts)
+
+
+def _by_domain(held: Sequence[Holding], head: str) -> Table:
+    table = _table("domain", "clients", "samples", "fewest", "median", "most", "classes held")
+    table.add_column(head, no_wrap=True)
+    for domain in dict.fromkeys(one.domain for one in held):
+        counts = [one.counts for one in held if one.domain == domain]
+        sizes = [sum(own) for own in counts]
+        row = [len(counts), sum(sizes), min(sizes), int(median(sizes)), max(sizes)]
+        classes = fmean(sum(count > 0 for count in own) for own in counts)
+        together = [sum(of_class) for of_class in zip(*counts, strict=True)]
+        table.add_row(domain, *(f"{value:,}" for value in row), f"{classes:.1f}", blocks(together))
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("client", "domain") else "right")
+    return table

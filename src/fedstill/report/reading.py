@@ -1,0 +1,156 @@
+"""The files of a run's folder, whole, unfinished or damaged: what can be read of them, and what is wrong, as a line each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, cast
+
+from fedstill.run.history import Line, Summary, sound_json, sound_lines, sound_summary
+
+__all__ = ["clients_of", "config_of", "history_of", "number", "summary_of"]
+
+_NUMBERS = ("accuracy", "merged_accuracy", "ensemble_accuracy", "bytes_down", "bytes_up")
+_NUMBERS_BY_NAME = ("domains", "prototypes", "seconds", "weights", "losses")
+_NUMBERS_BY_TWO_NAMES = ("weights_by_domain", "distillation")
+_WORD = "kept"  # stands among a distillation's numbers: which model was kept
+
+
+def number(value: Any) -> float | None:
+    """``value`` where it is a finite number, else None.
+
+    >>> number(3), number(float("nan")), number("3"), number(True)
+    (3, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def config_of(folder: Path, problems: list[str]) -> dict[str, Any]:
+    """The configuration, empty where it is missing or damaged."""
+    text = _text(folder / "config.toml", problems)
+    if text is None:
+        return {}
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        problems.append(f"config.toml is damaged: {error}")
+        return {}
+
+
+def summary_of(folder: Path, problems: list[str]) -> Summary:
+    """The summary, empty where it is missing or damaged."""
+    text = _text(folder / "summary.json", problems, ": the run is in progress or was interrupted")
+    if text is None:
+        return {}
+    summary = sound_summary(text)
+    if summary is None:
+        problems.append("summary.json is damaged: its figures are taken from the history")
+        return {}
+    return summary
+
+
+def history_of(folder: Path, problems: list[str]) -> list[Line]:
+    """The rounds in order, each once; what a line should not hold is left out of it."""
+    text = _text(folder / "history.jsonl", problems)
+    if text is None:
+        return []
+    rounds: dict[int, Line] = {}
+    unusable: dict[str, list[int]] = {}
+    lines, damaged = sound_lines(text)
+    for line in lines:
+        # A resumed run may repeat its last round: the later line is the one the model continued from.
+        rounds[line["round"]], dropped = _clean(line)
+        for name in dropped:
+            unusable.setdefault(name, []).append(line["round"])
+    if damaged:
+        problems.append(f"history.jsonl: skipped {_count(len(damaged), 'damaged line')} ({_few(damaged)})")
+    for name, where in unusable.items():
+        problems.append(f"history.jsonl: '{name}' is not a finite number in {_count(len(where), 'round')} ({_few(where)})")
+    if not rounds and not damaged:
+        problems.append("history.jsonl has no round yet")
+    history = [rounds[r] for r in sorted(rounds)]
+    if history:
+        first, last = history[0]["round"], history[-1]["round"]
+        lacking = last - first + 1 - len(history)
+        if lacking:
+            where = list(itertools.islice((r for r in range(first, last) if r not in rounds), 9))
+            problems.append(f"history.jsonl: {_count(lacking, 'round')} missing ({_few(where)})")
+    return history
+
+
+def _clean(line: Line) -> tuple[Line, list[str]]:
+    """``line`` with every known field in the shape it should have, and the names of values that had to go."""
+    unusable: list[str] = []
+
+    def numbers(values: Any, name: str) -> dict[str, float]:
+        if not isinstance(values, dict):
+            unusable.append(name)
+            return {}
+        found = {str(key): (value, number(value)) for key, value in values.items() if key != _WORD}
+        unusable.extend(f"{name}.{key}" for key, (value, usable) in found.items() if value is not None and usable is None)
+        return {key: usable for key, (_, usable) in found.items() if usable is not None}
+
+    cleaned: dict[str, Any] = dict(line)
+    for name in _NUMBERS:
+        if cleaned.get(name) is not None:
+            cleaned[name] = number(cleaned[name])
+            if cleaned[name] is None:
+                unusable.append(name)
+    for name in _NUMBERS_BY_NAME:
+        if name in cleaned:
+            cleaned[name] = numbers(cleaned[name] or {}, name)
+    for name in _NUMBERS_BY_TWO_NAMES:
+        if name in cleaned:
+            outer = cleaned[name] if isinstance(cleaned[name], dict) else {}
+            if any(number(value) is not None for value in outer.values()):  # a system with one student need not name it
+                outer = {"student": outer}
+            cleaned[name] = {str(key): numbers(values, f"{name}.{key}") for key, values in outer.items()}
+    for name in ("clients", "dropped"):
+        if name in cleaned and not isinstance(cleaned[name], list):
+            cleaned[name] = []
+            unusable.append(name)
+    if "dropped" in cleaned:
+        cleaned["dropped"] = [
+            {"client": str(d.get("client", "?")), "reason": str(d.get("reason", "no reason given"))}
+            for d in cleaned["dropped"]
+            if isinstance(d, dict)
+        ]
+    return cast(Line, cleaned), unusable
+
+
+def clients_of(folder: Path, problems: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The clients and the classes of ``clients.json``."""
+    path = folder / "clients.json"
+    text = _text(path, problems) if path.exists() else None
+    if text is None:
+        return [], []
+    found = sound_json(text)
+    classes = found.get("classes") if isinstance(found, dict) else None
+    clients = found.get("clients") if isinstance(found, dict) else found
+    if not isinstance(clients, list) or not all(isinstance(c, dict) and "id" in c for c in clients):
+        problems.append("clients.json is damaged: who holds what is not shown")
+        return [], []
+    return clients, [str(c) for c in classes] if isinstance(classes, list) else []
+
+
+def _text(path: Path, problems: list[str], consequence: str = "") -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        problems.append(f"{path.name} is missing{consequence}")
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read: {os.strerror(error.errno or 0)}")
+    return None
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def _few(places: list[int], most: int = 8) -> str:
+    return ", ".join(map(str, places[:most])) + (", ..." if len(places) > most else "")

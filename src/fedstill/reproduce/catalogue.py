@@ -1,0 +1,180 @@
+"""Every study: what ``--list`` says of it, and where its function is.
+
+What a study says of itself stands here and not beside its function, which is imported when the study is run: it brings torch,
+and a list needs none. Studies of one's own say it with :func:`study`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from fedstill.core.registry import Registry, resolve
+from fedstill.reproduce.plan import Cell, Plan
+
+__all__ = ["STUDIES", "Later", "Study", "studies", "study"]
+
+Unit = Literal["accuracy", "rounds", "number"]
+Run = TypeVar("Run", bound=Callable[[Plan], Sequence[Cell]])
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or figure of a paper."""
+
+    name: str
+    title: str
+    minutes: Mapping[str, float]  # expected on two cores (small) or one GPU (paper)
+    run: Callable[[Plan], Sequence[Cell]] = field(repr=False)
+    unit: Unit = "accuracy"
+    note: str = ""  # what differs from the paper at the small scale
+    tiny: bool = False  # whether there is a protocol below the small one
+
+
+STUDIES: Registry[Study] = Registry("study", group="fedstill.studies")
+
+
+def study(
+    name: str, title: str, *, small: float, paper: float, unit: Unit = "accuracy", note: str = "", tiny: bool = False
+) -> Callable[[Run], Run]:
+    """Register the decorated function as the study ``name``; ``small`` and ``paper`` are the expected minutes."""
+
+    def of(run: Any) -> Study:
+        return Study(name, title, {"small": small, "paper": paper}, run, unit, note, tiny)
+
+    return STUDIES.register(name, of)
+
+
+def studies() -> dict[str, Study]:
+    """Every study by its name.
+
+    >>> studies()["fedd3a-table2"].minutes
+    {'small': 1, 'paper': 5}
+    """
+    return dict(sorted(STUDIES.items()))
+
+
+@dataclass(frozen=True)
+class Later:
+    """A study's function by its place, ``module:function`` of this package, imported when it is called."""
+
+    place: str
+
+    def function(self) -> Callable[[Plan], Sequence[Cell]]:
+        """The function itself."""
+        found: Callable[[Plan], Sequence[Cell]] = resolve(f"fedstill.reproduce.{self.place}", "study")
+        return found
+
+    def __call__(self, plan: Plan) -> Sequence[Cell]:
+        return self.function()(plan)
+
+
+DAFKD = (
+    "Ours is the mean of the last five rounds. Small scale: ResNet-8 in place of ResNet11, 100 distillation steps a round and "
+    "2000 test samples. Tiny scale: cnn-small on 16x16 images, and a pool of 640 samples instead of 1280. Client count, "
+    "participation, rounds and local steps are the paper's at every scale; all rows average clients alike (Eq. 6)."
+)
+study("dafkd-table1", "DaFKD, Table 1: accuracy of six systems", small=360, paper=6000, note=DAFKD, tiny=True)(
+    Later("dafkd:accuracy")
+)
+study(
+    "dafkd-table2",
+    "DaFKD, Table 2: rounds to an accuracy (alpha = 0.1)",
+    small=120,
+    paper=2000,
+    unit="rounds",
+    note=DAFKD,
+    tiny=True,
+)(Later("dafkd:rounds_to_targets"))
+study("dafkd-table3", "DaFKD, Table 3a: without sharing, without correlation", small=240, paper=4000, note=DAFKD, tiny=True)(
+    Later("dafkd:ablations")
+)
+study(
+    "dafkd-table3b",
+    "DaFKD, Table 3b: the ablations' rounds to an accuracy",
+    small=120,
+    paper=2000,
+    unit="rounds",
+    note=DAFKD,
+    tiny=True,
+)(Later("dafkd:ablations_rounds"))
+
+study(
+    "fedd3a-table1",
+    "FedD3A, Table 1: weighting strategies after one round",
+    small=15,
+    paper=24 * 60,
+    note="At the small scale the domains are digits (with --data MNIST, USPS and SVHN and a pool of MNIST-M, else the embedded "
+    "ones), the network is cnn-small and a client trains for 10 epochs; the paper's are DomainNet, a pre-trained ResNet-50 and "
+    "50. So only the order of the rows can be compared. The full scale starts from scratch unless --set model.weights=FILE "
+    "gives it a pre-trained backbone.",
+)(Later("fedd3a:table1"))
+study(
+    "fedd3a-table2",
+    "FedD3A, Table 2: test images classified by projection matrices alone",
+    small=1,
+    paper=5,
+    note="Each client holds one class; the backbone is a 3-layer MLP as it is initialised. MNIST only: the other rows need "
+    "ImageNet weights.",
+)(Later("fedd3a:table2"))
+
+FEDDF = (
+    "At small scale: 4,000 images instead of 45,000, 10 rounds, a quarter of the row's local epochs, 200 distillation steps; the "
+    "paper's figures are of the full protocol."
+)
+study(
+    "feddf-figure1",
+    "FedDF, Figure 1: how far the fused models are from the ensemble",
+    small=0.2,
+    paper=0.2,
+    unit="number",
+    note="Mean over the plane of KL(ensemble || model), and the share of the plane where both predict the same class; the five "
+    "panels are in figure1.png. The paper's figure has no numbers.",
+)(Later("feddf_toy:toy_figure"))
+study("feddf-table1", "FedDF, Table 1: rounds to the target accuracy", small=90, paper=60 * 24 * 14, unit="rounds", note=FEDDF)(
+    Later("feddf:rounds_to_target")
+)
+study(
+    "feddf-table3",
+    "FedDF, Table 3: VGG-9 without BN, 20 clients, C = 0.4, alpha = 1, accuracy at a round",
+    small=45,
+    paper=6000,
+    note="A round of FedMA is a whole model: nine layers, nine exchanges. At the small scale: 2,000 MNIST digits at 12 pixels "
+    "instead of CIFAR-10, letters instead of CIFAR-100 on the server, 10 clients, 8 local epochs (with momentum) instead of 40, "
+    "20 rounds, 60 steps of distillation, FedMA with 1 epoch and 1 sweep a layer: the order of the systems can be "
+    "compared with the paper's, the figures cannot.",
+)(Later("feddf_table3:feddf_table3"))
+study("feddf-table5", "FedDF, Table 5: where the student starts", small=60, paper=60 * 24 * 3, note=FEDDF)(
+    Later("feddf:initialisation")
+)
+study("feddf-table8", "FedDF, Table 8: with a proximal penalty", small=60, paper=60 * 24 * 3, note=FEDDF)(
+    Later("feddf:proximal_penalty")
+)
+
+KDCL = (
+    "DomainNet's columns are the paper's alone, on another data set with pretrained ResNets, the best of five runs. Ours: every "
+    "system with the same network and local training, the last round's accuracy on the target's test set, mean over seeds."
+)
+study("kdcl-table1", "KDCL, Table 1: accuracy on the target domain", small=60, paper=1800, note=KDCL)(Later("kdcl:table1"))
+study("kdcl-table2", "KDCL, Table 2: rounds to KD3A's final accuracy", small=20, paper=900, unit="rounds", note=KDCL)(
+    Later("kdcl:table2")
+)
+study(
+    "kdcl-poison",
+    "A source with 30% shifted labels: accuracy, and that source's weight",
+    small=8,
+    paper=400,
+    unit="number",
+    note="Target mnist_m; sources mnist (poisoned: 30% of its labels shifted by one), usps, svhn. Not in the paper.",
+)(Later("kdcl:poison"))
+
+study(
+    "poisoning",
+    "Accuracy with false clients (10 clients, embedded digits, tested on noisy digits)",
+    small=8,
+    paper=60,
+    note="Cronus has no global model: its figure is the mean over the honest clients' own models. Mirrored and noise updates are "
+    "scaled by 3; Cronus' false clients mirror or drown their logits. FedDF, FedDF-median and FedRAD distil "
+    "alike (200 steps of Adam), FedRAD with its average of the student's weights.",
+)(Later("poisoning:poisoning"))
