@@ -69,6 +69,8 @@ def test_lists_are_quick() -> None:
     assert ask("--version").startswith("fedstill ")
     assert "demo" in ask("presets")
     assert "fedd3a-table2" in ask("reproduce", "--list")
+    assert "mlflow" in ask("parts", "trackers")
+    assert "fedd3a-table2" in ask("parts", "studies")
 
 
 def test_completion_is_quick(tmp_path: Path) -> None:
@@ -83,6 +85,7 @@ def test_completion_is_quick(tmp_path: Path) -> None:
     assert complete("fedstill run demo --set algorithm.name=moo") == ["algorithm.name=moon"]
     assert complete("fedstill reproduce fedd3a") == ["fedd3a-table1", "fedd3a-table2"]
     assert complete("fedstill run demo --track ml") == ["mlflow"]
+    assert complete("fedstill parts mer") == ["merges"]
 
 
 def test_help_takes_little_processor_time() -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from fedstill.cli import compare, demo, figures, flower, fuse, listing, pack, report, reproduce, run
+from fedstill.cli import compare, demo, figures, flower, fuse, listing, pack, parts, report, reproduce, run
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.version import __version__
 
@@ -49,6 +49,7 @@ app.command("pack")(pack.pack)
 app.command("fuse")(fuse.fuse)
 app.command("algorithms")(listing.algorithms)
 app.command("presets")(listing.presets)
+app.command("parts")(parts.parts)
 app.add_typer(flower.app, name="flower")
 
 
@@ -61,7 +62,8 @@ def main() -> None:
         print(f"fedstill: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except OSError as error:  # a path that cannot be written, a full disk; never a fault of the network's
-        print(f"fedstill: {error.strerror or first_line(error)}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        where = f": {error.filename}" if error.filename else ""
+        print(f"fedstill: {error.strerror or first_line(error)}{where}", file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == 130:  # what typer makes of Ctrl-C, without a word

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from fedstill import models
 from fedstill.algorithms import algorithms
+from fedstill.cli.parts import first_sentence
 from fedstill.config.tables import Config
 from fedstill.core.options import table_in
 from fedstill.fusion.merges import make_merge, merges
@@ -129,11 +130,6 @@ def members(title: str, said: str, listed: Mapping[str, str]) -> list[str]:
     """A section that lists a common set, a line for each member."""
     lines = [f"| `{name}` | {what} |" for name, what in listed.items()]
     return ["", f"## {title}", "", said, "", "| name | |", "|---|---|", *lines]
-
-
-def first_sentence(function: Callable) -> str:
-    """The first sentence of a docstring, which may take more than one line."""
-    return re.split(r"(?<=\.)\s", " ".join((function.__doc__ or "").split()))[0]
 
 
 def first_line(kind: type) -> str:

@@ -16,7 +16,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -92,7 +92,10 @@ class Registry(Generic[T]):
 
     def add(self, name: str, member: T, thing: Any = None) -> None:
         """Add a member; ``thing`` is the object that it was made of, where that is another."""
-        module = getattr(thing if thing is not None else member, "__module__", None) or __name__
+        made_of = thing if thing is not None else member
+        while isinstance(made_of, partial):  # whose module is functools
+            made_of = made_of.func
+        module = getattr(made_of, "__module__", None) or __name__
         if name in self._members:
             raise FedstillError(f"there is a {self.kind} '{name}' already (from {self._modules[name]})")
         self._members[name], self._modules[name] = member, module
