@@ -1,6 +1,7 @@
 """One DaFKD round over one FedAvg round with the same classifier steps: the ratio, and which part costs what.
 
     python benchmarks/dafkd.py [--data DIR] [--model cnn-small] [--repeat 3] [--steps 20] [--distillation-steps 100]
+    python benchmarks/dafkd.py --smoke      a run of seconds: its figures mean nothing
 
 Processor time of one thread, median of the repeats, so that other work on the machine does not count. The parts are measured by
 leaving them out: without the adversarial loss and the generator's turn the clients are FedAvg's.
@@ -66,9 +67,14 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--distillation-steps", type=int, default=100)
+    parser.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
     arguments = parser.parse_args()
+    dafkd: dict[str, Any] = {"name": "dafkd"}
+    if arguments.smoke:
+        arguments.data, arguments.repeat, arguments.steps, arguments.distillation_steps = None, 1, 1, 1
+        dafkd["source"] = {"size": 32}
     torch.set_num_threads(1)
-    dafkd = {"name": "dafkd", "distillation": {"steps": arguments.distillation_steps}}
+    dafkd["distillation"] = {"steps": arguments.distillation_steps}
     plain = algorithm(arguments, {"name": "fedavg"})
     whole = algorithm(arguments, dafkd)
     still = algorithm(arguments, {**dafkd, "adversarial": {"generator_rounds": 1}})  # from round 2 on the generator rests

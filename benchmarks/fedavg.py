@@ -1,9 +1,10 @@
 """FedAvg beside a bare PyTorch loop that takes the same SGD steps: the engine's overhead, as a ratio.
 
-    python benchmarks/fedavg.py --data DIR [--repeat 5] [--only mnist-cnn]
+    python benchmarks/fedavg.py --data DIR [--repeat 5] [--only mnist-cnn] [--cores 2]
+    python benchmarks/fedavg.py --smoke     a run of seconds: its figures mean nothing
 
 Both are warmed up (the first optimiser of a process imports half of torch), take turns, and the median counts. The floor that
-the machine sets for two workers is measured too: two bare loops side by side, one thread and half of the rounds each.
+the machine sets for so many workers is measured too: as many bare loops side by side, one thread and a share of the rounds each.
 """
 
 from __future__ import annotations
@@ -90,40 +91,39 @@ def _prepare(tree: dict[str, Any]) -> None:
     bare(_task, 1)
 
 
-def _half(rounds: int) -> float:
+def _share(rounds: int) -> float:
     return bare(_task, rounds)
 
 
 class Floor:
-    """Two bare loops side by side in processes of one thread: what no engine with two workers can beat by much."""
+    """Bare loops side by side in processes of one thread: what no engine with as many workers can beat by much."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, count: int) -> None:
         tree = config.model_dump(mode="json", exclude_none=True)
-        self.halves = [
-            ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_prepare, initargs=(tree,)) for _ in range(2)
-        ]
-        self.run(2)
+        spawn = multiprocessing.get_context("spawn")
+        self.loops = [ProcessPoolExecutor(1, spawn, initializer=_prepare, initargs=(tree,)) for _ in range(count)]
+        self.run(count)
 
     def run(self, rounds: int) -> float:
-        """Seconds until both are done with half of ``rounds``."""
+        """Seconds until all are done with their share of ``rounds``."""
         clock = time.perf_counter()
-        for future in [half.submit(_half, rounds // 2) for half in self.halves]:
+        for future in [loop.submit(_share, rounds // len(self.loops)) for loop in self.loops]:
             future.result()
         return time.perf_counter() - clock
 
     def close(self) -> None:
-        """Stop both."""
-        for half in self.halves:
-            half.shutdown()
+        """Stop them."""
+        for loop in self.loops:
+            loop.shutdown()
 
 
 class Ours:
     """Our engine, kept alive so that starting workers is not part of the time."""
 
-    def __init__(self, config: Config, workers: int, count: int):
+    def __init__(self, config: Config, folder: Path, workers: int, count: int):
         self.algorithm = create(Task(config))
         self.count = count
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = folder
         with threads(count):
             self.engine = InProcess(self.algorithm, self.folder, workers=workers, threads=count)
         self.number = 0
@@ -139,45 +139,57 @@ class Ours:
         return total, {**parts, "rest": total - sum(parts.values())}
 
 
+def measure(name: str, config: Config, cores: int, repeat: int) -> None:
+    """Time one setting and print its ratios."""
+    task = Task(config)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        kinds = {
+            f"one process, {cores} threads": Ours(config, folder / "one", 0, cores),
+            f"{cores} workers, 1 thread each": Ours(config, folder / "several", cores, 1),
+        }
+        for ours in kinds.values():
+            stack.callback(ours.engine.close)
+            ours.run()
+        floor = Floor(config, cores)
+        stack.callback(floor.close)
+        times: dict[str, list[float]] = {"bare": [], "floor": [], **{kind: [] for kind in kinds}}
+        spent: dict[str, dict[str, float]] = {}
+        with threads(cores):
+            bare(task, 1)
+        for _ in range(repeat):
+            with threads(cores):
+                times["bare"].append(bare(task, config.rounds))
+            times["floor"].append(floor.run(config.rounds))
+            for kind, ours in kinds.items():
+                seconds, spent[kind] = ours.run()
+                times[kind].append(seconds)
+    base = median(times["bare"])
+    print(f"{name}: bare loop with {cores} threads {base:.2f} s (of {', '.join(f'{t:.2f}' for t in times['bare'])})")
+    print(f"  {cores} bare loops side by side, a share of the rounds each: {median(times['floor']) / base:.2f} of it")
+    for kind in kinds:
+        parts = ", ".join(f"{part} {value:.2f}" for part, value in spent[kind].items())
+        print(f"  {kind}: {median(times[kind]) / base:.2f} of it ({median(times[kind]):.2f} s; last run: {parts})", flush=True)
+
+
 def main() -> None:
     """Print the ratios."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", help="the folder of data sets; embedded digits without it")
     options.add_argument("--repeat", type=int, default=5)
     options.add_argument("--rounds", type=int, default=10)
+    options.add_argument("--cores", type=int, default=2)
     options.add_argument("--only", choices=list(SETTINGS))
+    options.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
     given = options.parse_args()
+    if given.smoke:
+        small = configuration(None, "mnist", "cnn-small", 16, rounds=1, limit=100)
+        measure("smoke", small, cores=1, repeat=1)
+        return
     for name, setting in SETTINGS.items():
         if given.only not in (None, name) or (not given.data and name != "mnist-cnn"):
             continue
-        config = configuration(given.data, rounds=given.rounds, **setting)  # type: ignore[arg-type]
-        task = Task(config)
-        with contextlib.ExitStack() as stack:
-            kinds = {"one process, 2 threads": Ours(config, 0, 2), "two workers, 1 thread each": Ours(config, 2, 1)}
-            for ours in kinds.values():
-                stack.callback(ours.engine.close)
-                ours.run()
-            floor = Floor(config)
-            stack.callback(floor.close)
-            times: dict[str, list[float]] = {"bare": [], "floor": [], **{kind: [] for kind in kinds}}
-            spent: dict[str, dict[str, float]] = {}
-            with threads(2):
-                bare(task, 1)
-            for _ in range(given.repeat):
-                with threads(2):
-                    times["bare"].append(bare(task, given.rounds))
-                times["floor"].append(floor.run(given.rounds))
-                for kind, ours in kinds.items():
-                    seconds, spent[kind] = ours.run()
-                    times[kind].append(seconds)
-        base = median(times["bare"])
-        print(f"{name}: bare loop with 2 threads {base:.2f} s (of {', '.join(f'{t:.2f}' for t in times['bare'])})")
-        print(f"  two bare loops, 1 thread and half of the rounds each: {median(times['floor']) / base:.2f} of it")
-        for kind in kinds:
-            parts = ", ".join(f"{part} {value:.2f}" for part, value in spent[kind].items())
-            print(
-                f"  {kind}: {median(times[kind]) / base:.2f} of it ({median(times[kind]):.2f} s; last run: {parts})", flush=True
-            )
+        measure(name, configuration(given.data, rounds=given.rounds, **setting), given.cores, given.repeat)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The embedded engine beside Flower's simulation (Ray), the same configuration on the same cores: wall time, as a ratio.
 
     python benchmarks/flower.py --data DIR [--rounds 10] [--workers 2] [--model lenet]
+    python benchmarks/flower.py --smoke     a run of seconds: its figures mean nothing
 
 20 clients of 500 digits, a small CNN, 8 clients a round, one epoch. Flower is measured twice: with our client inside it, and
 as a Flower app is ordinarily written: the library's own FedAvg, data through ``flwr-datasets`` and a ``DataLoader``, the model
@@ -31,12 +32,13 @@ from torch.utils.data import DataLoader
 from fedstill.config.tables import Config
 from fedstill.models import build
 from fedstill.run.configuration import parse
+from fedstill.run.history import Line
 from fedstill.run.listener import Listener
 from fedstill.run.loop import run
 from fedstill.task import Task
 
 
-def configuration(data: str | None, engine: str, rounds: int, workers: int, model: str) -> Config:
+def configuration(data: str | None, engine: str, rounds: int, workers: int, model: str, limit: int = 10_000) -> Config:
     """20 clients of 500 MNIST digits (of 60 where only the embedded ones are at hand), 8 a round."""
     return parse(
         {
@@ -44,7 +46,7 @@ def configuration(data: str | None, engine: str, rounds: int, workers: int, mode
             "data": {
                 "domains": ["mnist" if data else "embedded:mnist"],
                 **({"root": data} if data else {}),
-                "limit": 10_000,
+                "limit": limit,
                 "test_limit": 500,
             },
             "clients": {"per_domain": 20, "per_round": 8},
@@ -68,7 +70,7 @@ class Clock(Listener):
         """The first round begins."""
         self.began = time.perf_counter()
 
-    def round(self, line: dict[str, Any]) -> None:
+    def round(self, line: Line) -> None:
         """A round has ended."""
         self.rounds.append(time.perf_counter())
 
@@ -85,12 +87,14 @@ class Clock(Listener):
 def measure(config: Config) -> dict[str, float]:
     """One run, in this process."""
     clock = Clock()
-    result = run(config, Path(tempfile.mkdtemp()) / "run", listeners=[clock])
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(config, Path(folder), listeners=[clock])
     return {**clock.times(), "accuracy": result.accuracy}
 
 
 def plain_flower(config: Config, data: str | None) -> dict[str, float]:
     """The same training as an ordinary Flower app; only the network and its initial weights are ours."""
+    # slow: they bring Ray, which the embedded engine is measured without
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
@@ -152,7 +156,14 @@ def images_of(task: Task) -> dict[str, list[Any]]:
     return {"image": domain.x.tolist(), "label": domain.y.tolist()}
 
 
-ENGINES = ("inprocess", "flower-simulation", "plain-flower")
+def in_new_process(engine: str) -> dict[str, float]:
+    """The times of an engine that shares its process with no other."""
+    done = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--engine", engine], stdout=subprocess.PIPE, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+ENGINES = {"inprocess": "embedded", "flower-simulation": "Flower, our client", "plain-flower": "a plain Flower app"}
 
 
 def main() -> None:
@@ -162,25 +173,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", default="lenet", help="the network; by default that of Flower's quick start")
-    parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
+    parser.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
+    parser.add_argument("--engine", choices=list(ENGINES), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.engine == "plain-flower":
-        print(
-            json.dumps(plain_flower(configuration(given.data, "inprocess", given.rounds, given.workers, given.model), given.data))
-        )
-        return
+    limit, engines = 10_000, list(ENGINES)
+    if given.smoke:  # each start of Ray is ten seconds; our client inside Flower is what the tests of that engine run
+        given.data, given.rounds, given.workers, limit, engines = None, 2, 0, 200, ["inprocess", "plain-flower"]
+
+    def here(engine: str) -> dict[str, float]:
+        plain = engine == "plain-flower"
+        config = configuration(given.data, "inprocess" if plain else engine, given.rounds, given.workers, given.model, limit)
+        return plain_flower(config, given.data) if plain else measure(config)
+
     if given.engine:
-        print(json.dumps(measure(configuration(given.data, given.engine, given.rounds, given.workers, given.model))))
+        print(json.dumps(here(given.engine)))
         return
     found = {}
-    for engine in ENGINES:
-        done = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--engine", engine], stdout=subprocess.PIPE, check=True)
-        found[engine] = json.loads(done.stdout.splitlines()[-1])
+    for engine in engines:
+        # a process each, unless the figures mean nothing
+        found[engine] = here(engine) if given.smoke else in_new_process(engine)
         print(engine, found[engine], flush=True)
     ours = found["inprocess"]
-    print(f"{'':>14}  {'embedded':>9}  {'Flower, our client':>18}  {'ratio':>6}  {'a plain Flower app':>18}  {'ratio':>6}")
+    heads = "  ".join(f"{ENGINES[e]:>18}  {'ratio':>6}" for e in engines[1:])
+    print(f"{'':>14}  {ENGINES['inprocess']:>9}  {heads}")
     for row in ("startup", "rounds", "total", "a_later_round"):
-        others = "  ".join(f"{found[e][row]:>16.2f} s  {ours[row] / found[e][row]:>6.3f}" for e in ENGINES[1:])
+        others = "  ".join(f"{found[e][row]:>16.2f} s  {ours[row] / found[e][row]:>6.3f}" for e in engines[1:])
         print(f"{row.replace('_', ' '):>14}  {ours[row]:>7.2f} s  {others}")
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/fusion.py             the full size: 8 ResNet-8 teachers, 5,000 pool images, 1,000 steps of 128
     python benchmarks/fusion.py --quick     a tenth of the pool and of the steps
+    python benchmarks/fusion.py --smoke     a run of seconds: its figures mean nothing
 
 (a) processor time with the table / processor time when the teachers are evaluated anew in each step (at most 0.35);
 (b) peak memory with 100 teachers / peak memory with 5 (at most 1.15), each measured in a process of its own.
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -68,6 +70,7 @@ def fuse(count: int, size: int, steps: int, *, live: bool, folder: Path) -> floa
     return time.process_time() - clock
 
 
+@cache
 def peak_with(count: int, size: int) -> float:
     """The peak memory in MB of a process that makes the table of ``count`` teachers and learns a little from it."""
     done = subprocess.run(
@@ -79,6 +82,7 @@ def peak_with(count: int, size: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the pool and of the steps")
+    parser.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--pool", type=int, help=argparse.SUPPRESS)
@@ -90,15 +94,19 @@ def main() -> None:
             fuse(wanted.peak, wanted.pool, 5, live=False, folder=folder)
             print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
             return
-        size, steps = (500, 100) if wanted.quick else (5000, 1000)
-        fuse(2, 128, 1, live=False, folder=folder)  # warm up
-        with_table = fuse(8, size, steps, live=False, folder=folder)
-        without = fuse(8, size, steps, live=True, folder=folder)
-        print(f"(a) 8 ResNet-8 teachers, {size} images, {steps} steps of 128")
+        count, size, steps, least, most = 8, 5000, 1000, 5, 100
+        if wanted.quick:
+            size, steps = 500, 100
+        if wanted.smoke:
+            count, size, steps, least, most = 2, 16, 1, 2, 2  # the same twice: one process
+        fuse(2, min(size, 128), 1, live=False, folder=folder)  # warm up
+        with_table = fuse(count, size, steps, live=False, folder=folder)
+        without = fuse(count, size, steps, live=True, folder=folder)
+        print(f"(a) {count} ResNet-8 teachers, {size} images, {steps} steps of 128")
         print(f"    {with_table:.1f} CPU seconds with the table, {without:.1f} with teachers evaluated in each step")
         verdict(with_table / without, TIME_LIMIT)
-        few, many = peak_with(5, size), peak_with(100, size)
-        print(f"(b) peak memory: {few:.0f} MB with 5 teachers, {many:.0f} MB with 100")
+        few, many = peak_with(least, size), peak_with(most, size)
+        print(f"(b) peak memory: {few:.0f} MB with {least} teachers, {many:.0f} MB with {most}")
         verdict(many / few, MEMORY_LIMIT)
 
 

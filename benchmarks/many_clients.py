@@ -1,6 +1,7 @@
 """A thousand clients beside twenty on the same data: peak memory, as a ratio.
 
     python benchmarks/many_clients.py [--data DIR]
+    python benchmarks/many_clients.py --smoke       a run of seconds: its figures mean nothing
 
 Each run is a process of its own (Dirichlet clients, 10 a round, MOON so that clients have private state); its peak
 resident memory is what the kernel counted.
@@ -14,28 +15,28 @@ import resource
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 
-def measured(clients: int, data: str | None) -> dict[str, float]:
+@cache
+def measured(clients: int, rounds: int, data: str | None) -> dict[str, float]:
     """Run in a fresh process and read its peak memory."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--run", str(clients), *(["--data", data] if data else [])],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+    words = [sys.executable, __file__, "--run", str(clients), "--rounds", str(rounds), *(["--data", data] if data else [])]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-def run_here(clients: int, data: str | None) -> None:
+def run_here(clients: int, rounds: int, data: str | None) -> None:
     """One run in this process."""
+    # slow: they bring torch, which the process that only compares does without
     from fedstill.run.configuration import parse
     from fedstill.run.loop import run
 
     config = parse(
         {
-            "rounds": 5,
+            "rounds": rounds,
             "data": {"domains": ["mnist"], "root": data, "limit": 20_000, "test_limit": 1000}
             if data
             else {"domains": ["embedded:optdigits"]},
@@ -50,7 +51,8 @@ def run_here(clients: int, data: str | None) -> None:
             "engine": {"threads": 1},
         }
     )
-    result = run(config, Path(tempfile.mkdtemp()) / "run")
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(config, Path(folder))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"peak_mb": peak, "accuracy": result.accuracy}))
 
@@ -59,14 +61,20 @@ def main() -> None:
     """Print the ratio."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--data")
-    options.add_argument("--run", type=int)
+    options.add_argument("--few", type=int, default=20)
+    options.add_argument("--many", type=int, default=1000)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
+    options.add_argument("--run", type=int, help=argparse.SUPPRESS)
     given = options.parse_args()
+    if given.smoke:
+        given.few, given.many, given.rounds, given.data = 20, 20, 1, None  # the same twice: one process
     if given.run:
-        run_here(given.run, given.data)
+        run_here(given.run, given.rounds, given.data)
         return
-    few, many = measured(20, given.data), measured(1000, given.data)
-    ratio = many["peak_mb"] / few["peak_mb"]
-    print(f"peak memory: 20 clients {few['peak_mb']:.0f} MB, 1000 clients {many['peak_mb']:.0f} MB, ratio {ratio:.3f}")
+    few, many = measured(given.few, given.rounds, given.data), measured(given.many, given.rounds, given.data)
+    peaks = f"{given.few} clients {few['peak_mb']:.0f} MB, {given.many} clients {many['peak_mb']:.0f} MB"
+    print(f"peak memory: {peaks}, ratio {many['peak_mb'] / few['peak_mb']:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What FedD3A's report costs: its bytes beside the model's, and its seconds beside a local epoch.
 
     python benchmarks/projection.py [--data DIR] [--samples 3000] [--features 512] [--repeat 5]
+    python benchmarks/projection.py --smoke     a run of seconds: its figures mean nothing
 
 The epoch is one of ResNet-8 on 32x32 images with a neck of ``--features`` units, as wide as a ResNet-34's features. The forward
 pass that extracts the features is counted apart from the matrix; ``sample`` computes it on a part of the data. The last column
@@ -59,7 +60,11 @@ def main() -> None:
     arguments.add_argument("--samples", type=int, default=3000)
     arguments.add_argument("--features", type=int, default=512)
     arguments.add_argument("--repeat", type=int, default=5)
+    arguments.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
     given = arguments.parse_args()
+    tested = 1000
+    if given.smoke:
+        given.data, given.samples, given.features, given.repeat, tested = None, 64, 64, 1, 20
     torch.set_num_threads(1)
 
     print("| model | features | model, bytes | matrix, bytes | share |\n|---|---|---|---|---|")
@@ -88,7 +93,7 @@ def main() -> None:
         "matrix, rank 64": Projection(rank=64),
         "matrix, 95% of the trace": Projection(rank=0.95),
     }
-    train, test = sites(network, given.data, given.samples)
+    train, test = sites(network, given.data, given.samples, tested)
     whole = soft_weights(proximity(test, [subspace(z, Projection()) for z in train]))
     for label, options in kinds.items():
         used = features[: options.sample]
@@ -99,13 +104,13 @@ def main() -> None:
         print(f"| {label} | {spent:.3f} | {spent / epoch:.1%} | {nbytes(subspace(used, options)):,} | {change:.4f} |")
 
 
-def sites(network: Network, root: str | None, samples: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+def sites(network: Network, root: str | None, samples: int, tested: int) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Features of three domains: each one's training samples in random order, and test samples of all three together."""
     names = ("mnist", "usps", "svhn") if root else ("embedded:mnist", "embedded:blended", "embedded:inverted")
     domains = [load_domain(name, root=root, image_size=32, channels=3) for name in names]
     rng = torch.Generator().manual_seed(0)
     train = [d.train.take(torch.randperm(len(d.train), generator=rng)[:samples]) for d in domains]
-    test = [d.test.take(torch.randperm(len(d.test), generator=rng)[:1000]) for d in domains]
+    test = [d.test.take(torch.randperm(len(d.test), generator=rng)[:tested]) for d in domains]
     return [apply(network.features, network, x) for x in train], torch.cat([apply(network.features, network, x) for x in test])
 
 

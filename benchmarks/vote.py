@@ -1,6 +1,7 @@
 """The knowledge vote with contributions beside the forward passes that it needs: its cost, as a ratio.
 
     python benchmarks/vote.py [--sources 5] [--samples 10000] [--model cnn-small] [--repeat 5]
+    python benchmarks/vote.py --smoke       a run of seconds: its figures mean nothing
 
 Timed: five networks' forward passes over 10,000 images of 28 x 28 pixels, and then the vote of their predictions, qualities of
 all subsets that leave-one-out needs, contributions and weights. The medians count.
@@ -30,7 +31,10 @@ def main() -> None:
     options.add_argument("--model", default="cnn-small")
     options.add_argument("--threads", type=int, default=0)
     options.add_argument("--repeat", type=int, default=5)
+    options.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
     given = options.parse_args()
+    if given.smoke:
+        given.sources, given.samples, given.repeat = 3, 50, 1
     if given.threads:
         torch.set_num_threads(given.threads)
     rng = torch.Generator().manual_seed(0)
