@@ -85,3 +85,34 @@ def test_an_upward_import_would_be_found(tmp_path: Path) -> None:
     (tmp_path / "core" / "message.py").write_text("def late():\n    from fedstill.run.loop import run\n    return run\n")
     (tmp_path / "run" / "loop.py").write_text("from fedstill.core import message\nfrom ..core.message import late\n")
     assert upward(imports(tmp_path)) == ["core imports run: core/message.py:2"]
+
+
+REASONS = ("slow", "optional", "platform")
+
+
+def function_imports() -> list[tuple[str, int, str]]:
+    """Imports inside functions: (file, line, the source line with the line above it)."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        text = path.read_text()
+        lines = text.splitlines()
+        for scope in ast.walk(ast.parse(text)):
+            if not isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for node in ast.walk(scope):
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    nearby = "\n".join(lines[max(0, node.lineno - 3) : node.end_lineno])
+                    found.append((str(path.relative_to(SOURCE)), node.lineno, nearby))
+    return found
+
+
+def test_imports_inside_functions_say_why() -> None:
+    """Only what is slow, optional or a platform's own is imported late, and a comment beside it says which."""
+    silent = [f"{path}:{line}" for path, line, nearby in function_imports() if not any(reason in nearby for reason in REASONS)]
+    assert silent == []
+
+
+def test_no_file_is_too_long_to_read_at_once() -> None:
+    most = 400
+    long = {str(path.relative_to(SOURCE)): n for path in SOURCE.rglob("*.py") if (n := len(path.read_text().splitlines())) > most}
+    assert long == {}

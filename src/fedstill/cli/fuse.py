@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # slow: brings torch
 
 __all__ = ["fuse"]
 
-STEPS = 2000  # the steps in fedstill.bundles.fuse.DISTILLATION, told without importing it
+STEPS = 2000  # fuse's own default, told without importing it (a test compares them)
 
 
 def fuse(

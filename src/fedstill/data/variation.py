@@ -36,7 +36,10 @@ def varied_images(x: Tensor, others: Tensor, rng: torch.Generator) -> Tensor:
 
 def _moved(x: Tensor, rng: torch.Generator) -> Tensor:
     """Turned by up to 15 degrees, scaled by up to a fifth, moved by up to a tenth of the side."""
-    draw = lambda low, high: low + (high - low) * torch.rand(len(x), generator=rng)
+
+    def draw(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(len(x), generator=rng)
+
     angle, scale = draw(-math.pi / 12, math.pi / 12), draw(0.8, 1.2)
     cosine, sine = angle.cos() / scale, angle.sin() / scale
     rows = [torch.stack([cosine, -sine, draw(-0.2, 0.2)], 1), torch.stack([sine, cosine, draw(-0.2, 0.2)], 1)]
