@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -101,7 +102,10 @@ def function_imports() -> list[tuple[str, int, str]]:
                 continue
             for node in ast.walk(scope):
                 if isinstance(node, ast.Import | ast.ImportFrom):
-                    nearby = "\n".join(lines[max(0, node.lineno - 3) : node.end_lineno])
+                    first = node.lineno - 1
+                    while re.match(r"\s*(from|import|#|$)", lines[first - 1]):  # one comment serves a block of imports
+                        first -= 1
+                    nearby = "\n".join(lines[first : node.end_lineno])
                     found.append((str(path.relative_to(SOURCE)), node.lineno, nearby))
     return found
 
