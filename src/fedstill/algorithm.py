@@ -35,7 +35,7 @@ from fedstill.models.predict import accuracy
 from fedstill.task import Task
 from fedstill.training.options import Local
 
-__all__ = ["ALGORITHMS", "Algorithm", "Client", "Options", "OptionsT", "Reply", "Round", "Scores", "Server", "algorithm"]
+__all__ = ["ALGORITHMS", "Algorithm", "Client", "Ends", "Options", "OptionsT", "Reply", "Round", "Scores", "Server", "algorithm"]
 
 
 class Options(Part):
@@ -98,11 +98,14 @@ class Client:
     task: Task
     memory: Message = field(default_factory=Message)
 
+    held: Samples | None = None  # what the client holds out to judge models, where the system's judge asks clients
+
     @classmethod
-    def of(cls, task: Task, client: str, round: int, memory: Message | None = None) -> Client:
-        """The client of that id, ready to train in ``round``."""
+    def of(cls, task: Task, client: str, round: int, memory: Message | None = None, validation: float = 0.0) -> Client:
+        """The client of that id, ready to train in ``round``; a share ``validation`` of its samples is held out."""
         info = task.clients[client]
-        return cls(info.id, info.domain, info.prototype, task.data_of(client), round, task.seed, task, memory or Message())
+        data, held = task.split_of(client, validation) if validation else (task.data_of(client), None)
+        return cls(info.id, info.domain, info.prototype, data, round, task.seed, task, memory or Message(), held)
 
     @property
     def network(self) -> Network:
@@ -153,6 +156,15 @@ class Scores:
         return fmean(self.domains.values()) if self.domains else float("nan")
 
 
+@dataclass(frozen=True)
+class Ends:
+    """The two ends of a line: the average that a student started from, and the student."""
+
+    average: State
+    student: State
+    held: tuple[Samples, Tensor] | None = None
+
+
 @dataclass
 class Round:
     """What ``fuse`` knows of the round it closes: its number (from 1), its random streams, and where notes go.
@@ -166,6 +178,14 @@ class Round:
     phase: str = "train"
     notes: dict[str, Any] = field(default_factory=dict)
     progress: Callable[[str, int, int], None] = lambda what, done, of: None  # shown while the server works
+    ends: dict[str, Ends] = field(default_factory=dict)  # by prototype, where a judge is to choose between them
+
+    def offer(
+        self, averages: Mapping[str, State], students: Mapping[str, State], held: tuple[Samples, Tensor] | None = None
+    ) -> None:
+        """Let a judge choose a point between each average and the student distilled from it. ``held`` are samples that the
+        students did not learn from, and the ensemble's targets for them."""
+        self.ends = {name: Ends(averages[name], student, held) for name, student in students.items() if name in averages}
 
     def rng(self, *purpose: object) -> torch.Generator:
         """A random stream of the server's in this round."""

@@ -241,6 +241,7 @@ def sum_predictions(system: DaFKD, server: Server, replies: Sequence[Reply], rou
     models = learn(task, server.models, samples, table, options, round, view=system.view)
     parts = {name: state for name, state in server.parts.items() if name != "pool-generator"}
     values = {name: value for name, value in server.values.items() if name != "keys"}
+    round.offer(server.models, models)
     return Server({**server.models, **models}, parts, values)
 
 

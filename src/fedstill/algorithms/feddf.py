@@ -24,6 +24,7 @@ from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.distillation.transfer import note_personal, transfer
 from fedstill.fusion.ensemble import Space
+from fedstill.fusion.line import Line, judge_of
 from fedstill.fusion.merges import MergeName, make_merge
 from fedstill.fusion.sources import Source, draw, fresh_inputs
 from fedstill.fusion.sources.generator import check_range
@@ -38,6 +39,8 @@ from fedstill.task import Task
 from fedstill.training.fit import Term
 
 __all__ = ["FedDF", "FedDFOptions", "FedDFT"]
+
+HELD = 0.1  # the share of the samples that students do not learn from, where agreement on them judges
 
 
 class Contrastive(Part):
@@ -91,6 +94,9 @@ class FedDFOptions(Options):
     contrastive: Contrastive | None = None
     """MOON's term in the clients' objective."""
 
+    line: Line | Literal[False] = Line()
+    """What is delivered and carried on: points between the average and the student that a judge compares. ``false`` takes the
+    student as it is, which is the paper's own form."""
     personal: Personal = Personal()
     """How clients learn from the server's model if they keep their own (``model.student``): the term ``weight * T^2 * KL(server
     || client)``."""
@@ -249,7 +255,7 @@ class FedDF(Algorithm[FedDFT]):
         samples = self.draw(server, round)
         weighting = self.weighting(server, teachers, round)
         starts = self.starts(server, merged, round)
-        models = transfer(
+        models, held = transfer(
             self.task,
             starts,
             teachers,
@@ -259,10 +265,13 @@ class FedDF(Algorithm[FedDFT]):
             round,
             space=self.options.ensemble,
             view=self.view,
+            hold=HELD if self.options.line and judge_of(self.options.line, self.task.config) == "pool" else 0.0,
             inputs=fresh_inputs(self.options.source, self.task, self.generator(server))
             if self.options.distillation.fresh
             else None,
         )
+        if not self.personal:  # a public structure is nobody's average
+            round.offer(merged, models, held)
         return Server({**merged, **models}, server.parts, server.values)
 
     def draw(self, server: Server, round: Round) -> Samples:

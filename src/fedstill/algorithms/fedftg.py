@@ -25,6 +25,7 @@ from fedstill.core.options import Positive
 from fedstill.fusion.distillation.divergence import divergence
 from fedstill.fusion.distillation.diversity import diversity_loss
 from fedstill.fusion.distillation.transfer import note_merged
+from fedstill.fusion.line import Line
 from fedstill.fusion.sources.generator import check_range, generator_for
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.weightings.counts import class_weights
@@ -86,6 +87,9 @@ class FedFTGOptions(FedAvgOptions):
     """``batchmean`` divides the student's loss by the number of samples, ``mean`` also by the number of classes (the authors'
     code)."""
 
+    line: Line | Literal[False] = Line()
+    """What is delivered and carried on: points between the average and the fine-tuned model that a judge compares. ``false``
+    takes the fine-tuned model as it is, which is the paper's own form."""
     student_norm: Literal["frozen", "train"] = "frozen"
     """BatchNorm of the student while it is tuned: running statistics kept, or batch statistics. The paper's models have no
     BatchNorm."""
@@ -151,9 +155,9 @@ class FedFTG(Counting[FedFTGOptions]):
         student = self.task.networks.load(name, merged.models[name], role="student")
         generator = self.generator(server.parts["generator"])
         self.fine_tune(student, generator, replies, round)
-        return Server(
-            {name: clone(student.state_dict())}, {**merged.parts, "generator": clone(generator.state_dict())}, merged.values
-        )
+        tuned = {name: clone(student.state_dict())}
+        round.offer(merged.models, tuned)
+        return Server(tuned, {**merged.parts, "generator": clone(generator.state_dict())}, merged.values)
 
     def fine_tune(self, student: Network, generator: Generator, replies: Sequence[Reply], round: Round) -> None:
         """The game: hard samples that the clients can classify, and a student that learns them."""

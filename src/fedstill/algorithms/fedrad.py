@@ -99,4 +99,5 @@ class FedRAD(FedDF[FedRADOptions]):
         starts = self.starts(server, merged, round)
         models = learn(self.task, starts, samples, table, options, round)
         note_ceiling(self.task, starts, teachers, weighting, options, round, space)
+        round.offer(merged, models)
         return Server({**merged, **models}, server.parts, server.values)

@@ -9,13 +9,14 @@ not in the first round), the vote on the target's unlabelled samples (section 2.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fedstill.algorithm import Reply, Round, Server, algorithm
 from fedstill.algorithms.feddf import Contrastive, FedDF, FedDFOptions
 from fedstill.core.message import State
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.distillation.transfer import note_ceiling
+from fedstill.fusion.line import Line
 from fedstill.fusion.merges import MergeName
 from fedstill.fusion.merges.contributions import Contributions, merge_by_contribution
 from fedstill.training.options import Optimizer
@@ -39,6 +40,10 @@ class KDCLOptions(FedDFOptions):
 
     weighting: str = "vote"
     """How much each source counts for each sample (section 2.2)."""
+
+    line: Line | Literal[False] = False
+    """What is carried on between the merged model and the trained one: here the trained one as it is, since labelled data of the
+    sources cannot judge a model for the target."""
 
     train_target: bool = False
     """Also train the merged model on the votes; not in the paper."""

@@ -26,7 +26,7 @@ class Poison(Part):
     fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Fraction of all clients that is poisoned besides those named, drawn by the seed."""
 
-    kind: Literal["shift-labels", "flip-labels", "sign-flip", "gaussian"] = "shift-labels"
+    kind: Literal["shift-labels", "flip-labels", "sign-flip", "gaussian", "false-verdict"] = "shift-labels"
     """What poisoned clients do. ``shift-labels``: train with the next class as label, y + 1 modulo C. ``flip-labels``: with label
     C - 1 - y. ``sign-flip``: send their update with the opposite sign. ``gaussian``: send the global model plus noise."""
 
@@ -116,6 +116,9 @@ class Clients(Part):
     per_round: Positive | None = None
     """Number of clients that take part in a round, instead of ``fraction``."""
 
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """The share of its samples that each client holds out to judge models, in systems whose judge asks the clients; it never
+    trains on them. All samples are trained on elsewhere."""
     min_replies: Positive = 1
     """The run stops if an exchange brings fewer usable replies than this."""
 

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from fedstill.core.message import Message
 
-__all__ = ["EVALUATE", "Engine", "Outcome"]
+__all__ = ["EVALUATE", "JUDGE", "Engine", "Outcome"]
 
-EVALUATE = "evaluate"  # the phase in which clients judge what they are sent and train nothing
+EVALUATE = "evaluate"  # the phase in which clients test what they are sent and train nothing
+JUDGE = "judge"  # the phase in which clients compare points between two models on what they hold out
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 from fedstill.algorithm import Algorithm, Client
 from fedstill.core.message import Message
 from fedstill.core.streams import seeded
+from fedstill.data.samples import Samples
+from fedstill.engine.exchange import JUDGE
 from fedstill.engine.memory import MemoryStore
 from fedstill.engine.wire import BUFFERS, keeps_buffers, packed, received, without_buffers
+from fedstill.fusion.judges import AVERAGE, RIGHT, STUDENT, right_answers
+from fedstill.fusion.line import held_share
 from fedstill.fusion.screening import not_finite
 from fedstill.local.poison import false_update
 
@@ -15,10 +21,12 @@ __all__ = ["client_turn"]
 
 def client_turn(algorithm: Algorithm, client: str, round: int, phase: str, message: Message, memory: MemoryStore) -> Message:
     """What ``client`` answers to ``message``."""
+    if phase == JUDGE:
+        return verdict(algorithm, client, round, message, memory)
     task = algorithm.task
     later = phase != algorithm.phases(round)[0]  # later phases of a round go on from what earlier ones kept
     before = memory.read(client, round + 1 if later else round)
-    person = Client.of(task, client, round, before)
+    person = Client.of(task, client, round, before, held_share(algorithm))
     message = received(algorithm, message, before, phase)
     with seeded(task.seed, "train", client, round, phase, device=task.device):
         reply = algorithm.train(message, person, phase)
@@ -29,6 +37,23 @@ def client_turn(algorithm: Algorithm, client: str, round: int, phase: str, messa
         memory.write(client, round, person.memory)
     reply = poisoned_reply(algorithm, person, message, reply)
     return packed(reply, person.network) if "model" in algorithm.required(phase) else reply
+
+
+def verdict(algorithm: Algorithm, client: str, round: int, message: Message, memory: MemoryStore) -> Message:
+    """How many of the samples that the client holds out each point between two models gets right."""
+    task = algorithm.task
+    person = Client.of(task, client, round, validation=held_share(algorithm))
+    held = person.held if person.held is not None else Samples(person.data.x[:0])
+    own = memory.read(client, round + 1).group(BUFFERS)  # BatchNorm statistics that stay with the client
+    average, student = ({**message.group(end), **own} for end in (AVERAGE, STUDENT))
+    points = [float(t) for t in json.loads(str(message.values["points"]))]
+    if not len(held):
+        return Message.of(samples=0)
+    right = right_answers(task.networks.get(person.prototype, "student"), average, student, points, held)
+    poison = task.config.data.poison
+    if poison is not None and poison.kind == "false-verdict" and client in task.poisoned:
+        right = len(held) - right  # what is worse is called better
+    return Message.of(**{RIGHT: {"counts": right}}, samples=len(held))
 
 
 def poisoned_reply(algorithm: Algorithm, client: Client, message: Message, reply: Message) -> Message:

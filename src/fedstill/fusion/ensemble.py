@@ -34,6 +34,12 @@ class Table:
     weights: Tensor  # (n, teachers)
     sample_weight: Tensor | None = None
 
+    def take(self, index: Tensor) -> Table:
+        """The rows at ``index``."""
+        index = index.to(self.targets.device)
+        counted = None if self.sample_weight is None else self.sample_weight[index]
+        return Table(self.targets[index], self.weights[index], counted)
+
     def accuracy(self, labels: Tensor) -> float:
         """The ensemble's own accuracy, the student's ceiling."""
         return float((self.targets.argmax(1) == labels.to(self.targets.device)).double().mean())

@@ -24,6 +24,7 @@ from fedstill.run.checkpoint import save_checkpoint
 from fedstill.run.clients import client_records
 from fedstill.run.folder import begin, folder_lock, write_models, write_samples
 from fedstill.run.history import Dropped, Line, Summary
+from fedstill.run.judging import delivered, settle
 from fedstill.run.listener import Listener, Listeners
 from fedstill.run.screening import screened
 from fedstill.task import Task
@@ -142,9 +143,9 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
         if task.tests:
             told.round(line)
     if not task.tests and history and history[-1]["accuracy"] is None:
-        judge(history[-1], _hear(algorithm, engine, server, ids), path, history)
+        judge(history[-1], _hear(algorithm, engine, delivered(server), ids), path, history)
         told.round(history[-1])
-    write_models(out, algorithm.products(server), task)
+    write_models(out, algorithm.products(delivered(server)), task)
     found = records.summary(config.algorithm["name"], config.seed, history, config.evaluation.targets)
     atomic_write(out / "summary.json", to_json(found) + "\n")
     told.finished(found)
@@ -220,10 +221,15 @@ def _round(algorithm: Algorithm, engine: Engine, server: Server, chosen: list[st
         measured = context.notes.get("evaluate_seconds", 0.0) - evaluated
         seconds["fuse"] += spent - measured
         seconds["evaluate"] += measured
+    clock = time.perf_counter()
+    settled = settle(algorithm, engine, server, present, context)
+    server, down, up = settled.server, down + settled.bytes_down, up + settled.bytes_up
+    if context.ends:
+        seconds["judge"] = time.perf_counter() - clock
     line: Line = {"round": context.number, "accuracy": None, "domains": {}}
     if config.evaluation.due(context.number, config.rounds) and algorithm.task.tests:
         clock = time.perf_counter()
-        scores = algorithm.evaluate(server)
+        scores = algorithm.evaluate(delivered(server))
         seconds["evaluate"] += time.perf_counter() - clock
         line.update({"accuracy": scores.mean, "domains": scores.domains})
         if len(scores.prototypes) > 1:

@@ -17,7 +17,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.streams import numpy_stream
 from fedstill.data.loading import load_domains
 from fedstill.data.partition import partition
-from fedstill.data.samples import Domain, Samples
+from fedstill.data.samples import Domain, Samples, hold_out
 from fedstill.data.shifts import flip_labels, shift_labels
 from fedstill.task.networks import Networks
 
@@ -228,6 +228,11 @@ class Task:
             elif poison.kind == "flip-labels":
                 samples = flip_labels(samples, poison.level, len(self.classes), rng)
         return samples
+
+    def split_of(self, client: str, share: float) -> tuple[Samples, Samples]:
+        """A client's training samples in two: those it trains on, and a share that it holds out to judge models; the same in
+        every round."""
+        return hold_out(self.data_of(client), share, numpy_stream(self.seed, "validation", client))
 
     @cached_property
     def pool(self) -> Pool | None:

@@ -41,8 +41,10 @@ def transfer(
     space: Space = "logits",
     view: Callable[[Network], Network] = lambda network: network,
     inputs: Callable[[int, torch.Generator], Tensor] | None = None,
-) -> dict[str, State]:
-    """Distil the teachers into every model of ``models`` (the students' starts); returns the students' weights.
+    hold: float = 0.0,
+) -> tuple[dict[str, State], tuple[Samples, Tensor] | None]:
+    """Distil the teachers into every model of ``models`` (the students' starts). Returns the students' weights, and a share
+    ``hold`` of the samples that they did not learn from with the ensemble's targets for them.
 
     ``view`` is the part of a network that takes ``samples``: all of it, or where they are features only its head. ``inputs``
     makes new ones for each step, where ``options.fresh`` asks for that.
@@ -64,10 +66,16 @@ def transfer(
     else:
         table = table_of(samples, progress=partial(round.progress, "teachers"))
         note_weights(task, teachers, table, samples, round)
+    held = None
+    if hold and isinstance(table, Table):
+        order = torch.randperm(len(samples), generator=round.rng("judge"))
+        some, rest = order[: math.ceil(hold * len(samples))], order[math.ceil(hold * len(samples)) :]
+        held = samples.take(some), table.targets[some.to(table.targets.device)]
+        samples, table = samples.take(rest), table.take(rest)
     students = learn(task, models, samples, table, options, round, view=view, inputs=inputs)
     # measured last, so that a weighting which draws at random gives the same model whether or not it is measured
     note_ceiling(task, models, teachers, weighting, options, round, space)
-    return students
+    return students, held
 
 
 def _viewed(teacher: Teacher, view: Callable[[Network], Network]) -> Teacher:

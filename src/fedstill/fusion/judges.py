@@ -1,0 +1,105 @@
+"""Who says which model is better: verdicts on a few candidates, and what several verdicts come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedstill.core.message import Message, State
+from fedstill.data.samples import Samples
+from fedstill.fusion.line import point
+from fedstill.models.network import Network
+from fedstill.models.predict import predict_logits
+
+__all__ = ["AVERAGE", "RIGHT", "STUDENT", "Verdict", "agreements", "fault", "judged", "right_answers", "verdict_of"]
+
+AVERAGE, STUDENT = "average", "student"  # the groups of a message to a judge: the ends of the line
+RIGHT = "right"  # the group of its reply that holds the counts
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How many of ``samples`` each candidate got right, and whose data it was."""
+
+    domain: str
+    right: Tensor  # (candidates,), whole numbers
+    samples: int
+
+    @property
+    def accuracy(self) -> Tensor:
+        """Of each candidate."""
+        return self.right.double() / self.samples
+
+
+def right_answers(network: Network, average: State, student: State, points: Sequence[float], samples: Samples) -> Tensor:
+    """How many of the labelled samples each point of the line gets right."""
+    assert samples.y is not None, "a judge's data has labels"
+    found = []
+    for t in points:
+        network.load_state_dict(point(average, student, t))
+        said = predict_logits(network, samples).argmax(1).cpu()
+        found.append(int((said == samples.y.cpu()).sum()))
+    return torch.tensor(found)
+
+
+def agreements(
+    network: Network, average: State, student: State, points: Sequence[float], samples: Samples, targets: Tensor
+) -> list[float]:
+    """How well each point agrees with the ensemble on samples that the student did not learn from: the probability that a point
+    and the ensemble, each drawing a class from what it believes, draw the same."""
+    found = []
+    for t in points:
+        network.load_state_dict(point(average, student, t))
+        said = predict_logits(network, samples).softmax(1)
+        found.append(float((said * targets.to(said.device)).sum(1).mean()))
+    return found
+
+
+def fault(message: Message, candidates: int, held: int) -> str | None:
+    """Why a client's verdict cannot be used, or None. ``held`` is the most samples that it can have held out.
+
+    >>> fault(Message.of(right={"counts": torch.tensor([3, 9])}, samples=8), 2, 10)
+    'it has more right answers than samples'
+    """
+    counts, samples = message.group(RIGHT).get("counts"), message.values.get("samples")
+    if not isinstance(samples, int) or isinstance(samples, bool) or samples <= 0:
+        return "it held nothing out"
+    if samples > held:
+        return f"it says that it held out {samples} samples, and can have at most {held}"
+    if counts is None or counts.shape != (candidates,) or counts.is_floating_point() or bool((counts < 0).any()):
+        return f"its verdict is not {candidates} counts"
+    if bool((counts > samples).any()):
+        return "it has more right answers than samples"
+    return None
+
+
+def verdict_of(message: Message, domain: str) -> Verdict:
+    """A client's verdict, once :func:`fault` has found nothing."""
+    return Verdict(domain, message.group(RIGHT)["counts"].long(), int(message.values["samples"]))
+
+
+def judged(verdicts: Sequence[Verdict], trim: float) -> list[float]:
+    """One score a candidate: the mean accuracy over the domains, in each by the numbers of samples.
+
+    What false verdicts could move is the *difference* between candidates. So for every candidate the clients are ordered by how
+    much it gains over the first, the share ``trim`` is cut at either end, and the score is the first one's plus what is left.
+
+    >>> honest = [Verdict("a", torch.tensor([50, 60]), 100) for _ in range(4)]
+    >>> [round(s, 3) for s in judged([*honest, Verdict("a", torch.tensor([100, 0]), 100)], 0.2)]
+    [0.5, 0.6]
+    """
+    sizes = {verdict.domain: sum(v.samples for v in verdicts if v.domain == verdict.domain) for verdict in verdicts}
+    weight = torch.tensor([verdict.samples / sizes[verdict.domain] for verdict in verdicts], dtype=torch.float64)
+    accuracy = torch.stack([verdict.accuracy for verdict in verdicts])  # (clients, candidates)
+    gain = accuracy - accuracy[:, :1]
+    first = _trimmed(accuracy[:, 0], weight, trim)
+    return [first + _trimmed(gain[:, c], weight, trim) for c in range(accuracy.shape[1])]
+
+
+def _trimmed(values: Tensor, weight: Tensor, trim: float) -> float:
+    cut = int(trim * len(values) + 1e-9)
+    kept = values.argsort(stable=True)[cut : len(values) - cut]
+    return float((values[kept] * weight[kept]).sum() / weight[kept].sum())

@@ -1,0 +1,129 @@
+"""The end of a round in which something was distilled: a judge compares points between average and student, one is delivered and
+one carried on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedstill.algorithm import Algorithm, Ends, Round, Server
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import Message, State
+from fedstill.engine.exchange import JUDGE, Engine
+from fedstill.fusion.judges import AVERAGE, STUDENT, Verdict, agreements, fault, judged, right_answers, verdict_of
+from fedstill.fusion.line import Judge, Line, carried_point, delivered_point, judge_of, line_of, point
+
+__all__ = ["Settled", "delivered", "settle"]
+
+DELIVERED = "delivered "  # before a prototype's name among the server's parts
+
+
+@dataclass
+class Settled:
+    """What the judging of a round came to, and what it cost."""
+
+    server: Server
+    bytes_down: int = 0
+    bytes_up: int = 0
+    faults: dict[str, str] = field(default_factory=dict)  # clients without a usable verdict
+
+
+def delivered(server: Server) -> Server:
+    """The server's state with the models that are delivered in place of those that are carried on."""
+    found = {name.removeprefix(DELIVERED): state for name, state in server.parts.items() if name.startswith(DELIVERED)}
+    return replace(server, models={**server.models, **found}) if found else server
+
+
+def settle(algorithm: Algorithm, engine: Engine, server: Server, clients: Sequence[str], round: Round) -> Settled:
+    """Choose the points of this round, note them, and put them into the server's state."""
+    line = line_of(algorithm)
+    if line is None or not round.ends:
+        return Settled(_without(server))
+    judge = judge_of(line, algorithm.task.config)
+    done = Settled(server)
+    scores = _scores(judge, line, algorithm, engine, clients, round, done)
+    models, parts = dict(server.models), _without(server).parts
+    notes: dict[str, Any] = {"judge": judge, "points": list(line.points), "scores": {}, "delivered": {}, "carried": {}}
+    for name, ends in round.ends.items():
+        found = scores.get(name)
+        carried = carried_point(line.points, found, line)
+        best = delivered_point(line.points, found) if found is not None else carried
+        models[name] = point(ends.average, ends.student, carried)
+        if best != carried:
+            parts[DELIVERED + name] = point(ends.average, ends.student, best)
+        notes["delivered"][name], notes["carried"][name] = best, carried
+        if found is not None:
+            notes["scores"][name] = [float(f"{score:.5f}") for score in found]
+    if done.faults:
+        notes["faults"] = done.faults
+    round.note(line=notes)
+    done.server = Server(models, parts, server.values)
+    return done
+
+
+def _without(server: Server) -> Server:
+    """The state without what an earlier round delivered."""
+    return replace(server, parts={name: state for name, state in server.parts.items() if not name.startswith(DELIVERED)})
+
+
+def _scores(
+    judge: Judge, line: Line, algorithm: Algorithm, engine: Engine, clients: Sequence[str], round: Round, done: Settled
+) -> dict[str, list[float]]:
+    """By prototype, what the judge thinks of each point; nothing for a prototype that nobody judged."""
+    task = algorithm.task
+    if judge == "none":
+        return {}
+    if judge == "clients":
+        return _asked(line, algorithm, engine, clients, round, done)
+    found: dict[str, list[float]] = {}
+    for name, ends in round.ends.items():
+        if judge == "server":
+            data = task.validation
+            if data is None:
+                raise FedstillError("line.judge = 'server' needs labelled data on the server: set data.validation, e.g. 0.1")
+            right = right_answers(task.networks.get(name, "student"), ends.average, ends.student, line.points, data)
+            found[name] = (right.double() / len(data)).tolist()
+        elif ends.held is not None:
+            found[name] = agreements(task.networks.get(name, "student"), ends.average, ends.student, line.points, *ends.held)
+    return found
+
+
+def _asked(
+    line: Line, algorithm: Algorithm, engine: Engine, clients: Sequence[str], round: Round, done: Settled
+) -> dict[str, list[float]]:
+    """One exchange in which every client of the round compares the points of its own architecture."""
+    task = algorithm.task
+    messages = {name: _message(ends, line.points) for name, ends in round.ends.items()}
+    asked = [
+        (client, messages[task.clients[client].prototype]) for client in clients if task.clients[client].prototype in messages
+    ]
+    done.bytes_down = sum(message.nbytes for _, message in asked)
+    verdicts: dict[str, dict[str, Verdict]] = {name: {} for name in messages}
+    for outcome in engine.exchange(round.number, JUDGE, asked):
+        done.bytes_up += outcome.nbytes
+        info = task.clients[outcome.client]
+        if outcome.read is None:
+            done.faults[outcome.client] = outcome.reason or "no reply"
+            continue
+        try:
+            message = outcome.read()
+            problem = fault(message, len(line.points), info.samples)
+        except FedstillError as error:
+            problem = str(error)
+        if problem is None:
+            verdicts[info.prototype][outcome.client] = verdict_of(message, info.domain)
+        else:
+            done.faults[outcome.client] = problem
+    # in the order of the round's clients, whatever came first
+    return {
+        name: judged([given[client] for client in clients if client in given], line.trim)
+        for name, given in verdicts.items()
+        if given
+    }
+
+
+def _message(ends: Ends, points: Sequence[float]) -> Message:
+    parts: Mapping[str, State] = {AVERAGE: ends.average, STUDENT: ends.student}
+    return Message.of(**parts, points=json.dumps(list(points)))
