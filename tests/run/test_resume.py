@@ -1,4 +1,4 @@
-"""A run killed at any moment and resumed ends with the weights of one that was left folder_lock, bit for bit."""
+"""A run killed at any moment and resumed ends with the weights of one that was left alone, bit for bit."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fedstill.core.message import Message, State
 from fedstill.data.samples import Samples
+from fedstill.fusion.distillation.divergence import divergence
 from fedstill.fusion.line import point
 from fedstill.models.network import Network
 from fedstill.models.predict import predict_logits
@@ -48,13 +50,12 @@ def right_answers(network: Network, average: State, student: State, points: Sequ
 def agreements(
     network: Network, average: State, student: State, points: Sequence[float], samples: Samples, targets: Tensor
 ) -> list[float]:
-    """How well each point agrees with the ensemble on samples that the student did not learn from: the probability that a point
-    and the ensemble, each drawing a class from what it believes, draw the same."""
+    """How well each point agrees with the ensemble on samples that the student did not learn from, ``exp(-KL(ensemble || point))``:
+    1 where they say the same. It knows nothing of what the pool does not show."""
     found = []
     for t in points:
         network.load_state_dict(point(average, student, t))
-        said = predict_logits(network, samples).softmax(1)
-        found.append(float((said * targets.to(said.device)).sum(1).mean()))
+        found.append(math.exp(-float(divergence(predict_logits(network, samples), targets))))
     return found
 
 

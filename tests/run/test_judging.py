@@ -1,0 +1,175 @@
+"""A round's last phase: what is delivered and carried on is the same on every engine, after a resume, and without a judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedstill.algorithm import Client
+from fedstill.algorithms import create
+from fedstill.core.errors import FedstillError
+from fedstill.core.message import State
+from fedstill.engine.exchange import JUDGE
+from fedstill.engine.inprocess import InProcess
+from fedstill.fusion.line import held_share
+from fedstill.run.judging import DELIVERED, delivered
+from fedstill.run.loop import Result, drive, run
+from fedstill.task import Task
+
+DISTIL = {"steps": 12, "batch_size": 16, "optimizer": {"name": "adam", "lr": 0.01}}
+
+
+def tree(line: Any, **changes: Any) -> dict[str, Any]:
+    algorithm = {"name": "feddf", "distillation": DISTIL, **({"line": line} if line is not None else {})}
+    return {"data": {"server": "embedded:blended"}, "clients": {"per_domain": 2}, "algorithm": algorithm, **changes}
+
+
+def same(one: State, other: State) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def model(result: Result) -> State:
+    return delivered(result.server).models["mlp"]
+
+
+def test_the_judge_is_the_best_that_the_task_offers(tiny: Any, tmp_path: Path) -> None:
+    for data, wanted in (({}, "clients"), ({"validation": 0.2}, "server")):
+        line = run(tiny(**tree(None, rounds=1, data={"server": "embedded:blended", **data})), tmp_path / wanted).history[0]
+        assert line["line"]["judge"] == wanted
+        scores = line["line"]["scores"]["mlp"]
+        assert len(scores) == 5
+        assert scores[[0.0, 0.25, 0.5, 0.75, 1.0].index(line["line"]["delivered"]["mlp"])] == max(scores)
+        assert line["seconds"]["judge"] > 0
+
+
+def test_what_clients_hold_out_is_never_trained_on(tiny: Any) -> None:
+    asked, silent = create(Task(tiny(**tree(None)))), create(Task(tiny(**tree(False))))
+    assert held_share(asked) == 0.1
+    assert held_share(silent) == 0.0
+    assert held_share(create(Task(tiny()))) == 0.0  # FedAvg distils nothing, and trains on everything
+    client = Client.of(asked.task, "optdigits-0", 1, validation=held_share(asked))
+    whole = asked.task.data_of("optdigits-0")
+    assert client.held is not None
+    assert len(client.held) == round(0.1 * len(whole))
+    rows = lambda samples: {bytes(row.numpy().tobytes()) for row in samples.x}
+    assert len(client.data) + len(client.held) == len(whole)
+    assert rows(client.data) | rows(client.held) == rows(whole)
+    again = Client.of(asked.task, "optdigits-0", 2, validation=0.1)
+    assert torch.equal(again.held.x, client.held.x)  # the same in every round
+
+
+def test_without_a_judge_the_student_is_the_papers_own(tiny: Any, tmp_path: Path) -> None:
+    paper = run(tiny(**tree(False)), tmp_path / "paper")
+    plain = run(tiny(**tree({"judge": "none", "carry": 1.0})), tmp_path / "plain")
+    assert same(model(paper), model(plain))
+    assert "line" not in paper.history[0]
+    average = run(tiny(**tree({"judge": "none", "carry": 0.0})), tmp_path / "average")
+    fedavg = run(tiny(**{**tree(False), "algorithm": {"name": "fedavg"}}), tmp_path / "fedavg")
+    assert same(model(average), model(fedavg))  # carrying the average on is FedAvg, bit for bit
+
+
+def test_the_history_has_both_and_the_accuracy_of_what_is_delivered(tiny: Any, tmp_path: Path) -> None:
+    result = run(tiny(**tree({"carry": 1.0})), tmp_path)
+    last = result.history[-1]
+    assert last["line"]["carried"] == {"mlp": 1.0}
+    algorithm = create(result.task)
+    assert algorithm.evaluate(delivered(result.server)).mean == last["accuracy"]
+    if last["line"]["delivered"]["mlp"] != 1.0:
+        assert not same(result.server.models["mlp"], model(result))
+    import safetensors.torch
+
+    assert same(safetensors.torch.load_file(tmp_path / "model.safetensors"), model(result))
+
+
+def test_workers_and_flower_choose_the_same_points(tiny: Any, tmp_path: Path) -> None:
+    config = tree({"tolerance": 0.0, "carry": "delivered"})
+    here = run(tiny(**config), tmp_path / "here")
+    workers = run(tiny(**config, engine={"workers": 2}), tmp_path / "workers")
+    results = [workers]
+    flwr = pytest.importorskip("flwr", reason="the extra fedstill[flower] is not installed")
+    assert flwr
+    from fedstill.engine.flower.client import client_app
+    from fedstill.run.federation import run_on
+    from tests.engine.localgrid import LocalGrid
+
+    settings = tiny(**config)
+    grid = LocalGrid(client_app(), [{"partition-id": i, "num-partitions": 4} for i in range(4)])
+    results.append(run_on(grid, settings, tmp_path / "flower", resume=False, nodes=4, patience=10, listeners=[]))
+    for result in results:
+        assert [line["line"]["delivered"] for line in result.history] == [line["line"]["delivered"] for line in here.history]
+        assert [line["line"]["scores"] for line in result.history] == [line["line"]["scores"] for line in here.history]
+        assert same(model(result), model(here))
+        assert [line["bytes_up"] for line in result.history] == [line["bytes_up"] for line in here.history]
+
+
+class Cut(Exception):
+    """The machine goes down."""
+
+
+def test_a_run_cut_off_while_clients_judge_resumes_to_the_same_bits(tiny: Any, tmp_path: Path) -> None:
+    config = tiny(**tree(None, rounds=3))
+    whole = run(config, tmp_path / "whole")
+    algorithm = create(Task(config))
+
+    class Failing(InProcess):
+        def exchange(self, round: int, phase: str, messages: Any) -> Any:
+            for number, outcome in enumerate(super().exchange(round, phase, messages)):
+                if (round, phase, number) == (2, JUDGE, 2):
+                    raise Cut
+                yield outcome
+
+    out = tmp_path / "cut"
+    out.mkdir()
+    with pytest.raises(Cut):
+        drive(algorithm, Failing(algorithm, out), out)
+    resumed = run(config, out, resume=True)
+    assert same(model(resumed), model(whole))
+    assert [line["line"] for line in resumed.history] == [line["line"] for line in whole.history]
+
+
+def test_false_and_missing_verdicts_are_named_and_do_not_stop_the_round(tiny: Any, tmp_path: Path) -> None:
+    config = tiny(**tree(None, rounds=1, clients={"per_domain": 2, "validation": 0.1}))
+    algorithm = create(Task(config))
+
+    class Lying(InProcess):
+        def exchange(self, round: int, phase: str, messages: Any) -> Any:
+            for outcome in super().exchange(round, phase, messages):
+                if phase == JUDGE and outcome.client == "mnist-0":
+                    message = outcome.read().with_parts(samples=10**6)
+                    outcome = type(outcome)(outcome.client, lambda message=message: message, nbytes=outcome.nbytes)
+                if phase == JUDGE and outcome.client == "mnist-1":
+                    outcome = type(outcome)(outcome.client, reason="no reply within 1 s")
+                yield outcome
+
+    tmp_path.mkdir(exist_ok=True)
+    line = drive(algorithm, Lying(algorithm, tmp_path), tmp_path).history[0]
+    assert set(line["line"]["faults"]) == {"mnist-0", "mnist-1"}
+    assert line["clients"] == ["optdigits-0", "optdigits-1", "mnist-0", "mnist-1"]  # their models were fused all the same
+
+
+def test_a_server_without_labelled_data_cannot_judge(tiny: Any, tmp_path: Path) -> None:
+    with pytest.raises(FedstillError, match="set data.validation"):
+        run(tiny(**tree({"judge": "server"}, rounds=1)), tmp_path)
+
+
+def test_the_pool_judges_by_samples_that_nobody_learned_from(tiny: Any, tmp_path: Path) -> None:
+    settings = tree({"judge": "pool"}, rounds=1)
+    settings["algorithm"]["distillation"] = {**DISTIL, "steps": 150}
+    line = run(tiny(**settings), tmp_path).history[0]["line"]
+    assert line["judge"] == "pool"
+    assert 0 < line["scores"]["mlp"][0] < line["scores"]["mlp"][-1] <= 1  # the student agrees more with what it was taught
+
+
+def test_every_architecture_has_points_of_its_own(tiny: Any, tmp_path: Path) -> None:
+    config = tree(None, rounds=1, model={"clients": ["mlp", "cnn-small"], "options": {}})
+    line = run(tiny(**config), tmp_path).history[0]["line"]
+    assert set(line["delivered"]) == {"mlp", "cnn-small"}
+
+
+def test_nothing_that_was_delivered_before_stays_behind(tiny: Any, tmp_path: Path) -> None:
+    result = run(tiny(**tree({"carry": 1.0}, rounds=3)), tmp_path)
+    parts = [name for name in result.server.parts if name.startswith(DELIVERED)]
+    assert len(parts) == (result.history[-1]["line"]["delivered"]["mlp"] != 1.0)
