@@ -28,7 +28,8 @@ class Poison(Part):
 
     kind: Literal["shift-labels", "flip-labels", "sign-flip", "gaussian", "false-verdict"] = "shift-labels"
     """What poisoned clients do. ``shift-labels``: train with the next class as label, y + 1 modulo C. ``flip-labels``: with label
-    C - 1 - y. ``false-verdict`: judge models by calling the worse one better. `sign-flip``: send their update with the opposite sign. ``gaussian``: send the global model plus noise."""
+    C - 1 - y. ``sign-flip``: send their update with the opposite sign. ``gaussian``: send the global model plus noise.
+    ``false-verdict``: as judges, call the worse model the better one."""
 
     level: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Fraction of a poisoned client's labels that is changed (shift-labels, flip-labels)."""

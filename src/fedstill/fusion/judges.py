@@ -50,8 +50,8 @@ def right_answers(network: Network, average: State, student: State, points: Sequ
 def agreements(
     network: Network, average: State, student: State, points: Sequence[float], samples: Samples, targets: Tensor
 ) -> list[float]:
-    """How well each point agrees with the ensemble on samples that the student did not learn from, ``exp(-KL(ensemble || point))``:
-    1 where they say the same. It knows nothing of what the pool does not show."""
+    """How well each point agrees with the ensemble on samples that the student did not learn from: ``exp(-KL)``, which is 1 where
+    they say the same. It knows nothing of what the pool does not show."""
     found = []
     for t in points:
         network.load_state_dict(point(average, student, t))
