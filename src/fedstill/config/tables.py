@@ -84,10 +84,11 @@ class Data(Part):
     test_limit: Positive | None = None
     """Keep at most this many test samples of each domain, drawn in the same way."""
 
-    mean: float | list[float] = 0.5
-    """Mean that is subtracted from pixels in [0, 1]: one number, or a list with one for each channel."""
+    mean: float | list[float] | None = None
+    """Mean that is subtracted from pixels in [0, 1]: one number, or a list with one for each channel. Left out it is 0.5, or what
+    packaged weights were trained with (``model.weights``)."""
 
-    std: float | list[float] = 0.5
+    std: float | list[float] | None = None
     """Standard deviation that pixels are divided by, in the form of ``mean``."""
 
     classes: Literal["same", "union", "position"] = "same"
@@ -128,6 +129,16 @@ class Clients(Part):
     workers, where clients train one after another."""
 
 
+class Variant(Part):
+    """A network under a name of one's own."""
+
+    name: str
+    """The network."""
+
+    options: dict[str, Any] = {}
+    """Its options, instead of ``model.options``."""
+
+
 class Model(Part):
     """The clients' networks, and the server's."""
 
@@ -150,8 +161,20 @@ class Model(Part):
     options: dict[str, Any] = {}
     """Further arguments of the network's builder, such as ``bottleneck = 256``."""
 
+    variants: dict[str, Variant] = {}
+    """Networks under names of one's own, which ``clients`` and ``student`` may use: such as one backbone with different heads."""
+
     weights: str | None = None
-    """File of pretrained weights, safetensors or PyTorch. A head of another size is not loaded."""
+    """Pretrained weights: a file (safetensors or PyTorch), or the name of packaged ones, such as ``imagenet`` for
+    ``efficientnet-lite0`` (extra ``pretrained``). A head of another size is not loaded."""
+
+    train: str = "all"
+    """What is trained: ``all``, ``head``, or ``last:N``, the last N pieces of the backbone and the head. The rest is frozen: it
+    is never sent, never averaged, and its BatchNorm never moves."""
+
+    cache: bool = True
+    """Whether what a frozen backbone makes of the data is computed once and kept (``fedstill cache``). Not where inputs are
+    augmented."""
 
     buffers: Literal["average", "recalibrate", "local"] = "average"
     """BatchNorm statistics of the merged model. ``average``: averaged as the weights are. ``recalibrate``: estimated on the

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-__all__ = ["cache_folder", "cached"]
+__all__ = ["cache_folder", "cached", "forget"]
 
 _FORMAT = 1  # raised whenever the same source would be decoded differently
 
@@ -32,16 +33,54 @@ def cached(key: Mapping[str, Any], folder: Path, make: Callable[[], Entry], name
     The tensors are mapped from the file, so that all processes share its pages and opening takes no time. A file that
     is cut short or has a broken header is made anew.
     """
-    text = json.dumps([_FORMAT, key], sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:24]
-    path = folder / f"{_plain(name)}-{digest}.safetensors"
-    if path.exists():
-        try:
-            return _read(path)
-        except (SafetensorError, OSError, KeyError, ValueError):
-            path.unlink(missing_ok=True)
-    tensors, facts = make()
+    path = _path(key, folder, name)
+    found = _found(path)
+    if found is not None:
+        return found
     folder.mkdir(parents=True, exist_ok=True)
+    with _claimed(path):
+        found = _found(path)  # another process may have made it while this one waited
+        return found if found is not None else _made(path, make)
+
+
+def forget(key: Mapping[str, Any], folder: Path, name: str) -> None:
+    """Remove what is stored under ``key``."""
+    _path(key, folder, name).unlink(missing_ok=True)
+
+
+def _path(key: Mapping[str, Any], folder: Path, name: str) -> Path:
+    text = json.dumps([_FORMAT, key], sort_keys=True)
+    return folder / f"{_plain(name)}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.safetensors"
+
+
+def _found(path: Path) -> Entry | None:
+    if not path.exists():
+        return None
+    try:
+        return _read(path)
+    except (SafetensorError, OSError, KeyError, ValueError):
+        path.unlink(missing_ok=True)
+        return None
+
+
+@contextlib.contextmanager
+def _claimed(path: Path) -> Iterator[None]:
+    """One process at a time makes an entry; others that want the same wait for it."""
+    try:
+        import fcntl  # a platform's own: not on Windows
+    except ImportError:
+        yield
+        return
+    lock = path.with_suffix(".lock")
+    with open(lock, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+        lock.unlink(missing_ok=True)
+
+
+def _made(path: Path, make: Callable[[], Entry]) -> Entry:
+    folder = path.parent
+    tensors, facts = make()
     handle, aside = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
     os.close(handle)
     try:

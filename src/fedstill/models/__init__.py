@@ -15,10 +15,11 @@ from typing import Any
 from fedstill.core.errors import FedstillError, first_line, unknown
 from fedstill.core.registry import Registry
 
-from . import binary, cnn, dafkd, heads, mlp, mobilenet, resnet, shufflenet, text, vgg
+from . import binary, cnn, dafkd, efficientnet, heads, mlp, mobilenet, resnet, shufflenet, text, vgg
 from .generator import Generator, build_generator, describe_generator, generator_kinds
 from .layers import seeded
 from .network import Architecture, Network
+from .pretrained import find_weights
 from .weights import load_weights
 from .wrapped import adopted, from_torchvision
 
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 MODELS: Registry[Architecture] = Registry("model", group="fedstill.models", adopt=adopted)
-for _family in (mlp, cnn, resnet, dafkd, vgg, shufflenet, mobilenet, binary, text):
+for _family in (mlp, cnn, resnet, dafkd, vgg, shufflenet, mobilenet, efficientnet, binary, text):
     for _name, _architecture in _family.ARCHITECTURES.items():
         MODELS.add(_name, _architecture, _architecture.builder)
 
@@ -70,6 +71,7 @@ def build(
     seed: int | None = None,
     projection: int | None = None,
     bottleneck: int | None = None,
+    head: Sequence[int] = (),
     weights: str | Path | None = None,
     **options: Any,
 ) -> Network:
@@ -78,7 +80,8 @@ def build(
     ``norm`` is "batch", "group" (with the option ``groups``, 2 by default) or "none", as far as the model takes it;
     a model that has no normalisation by design accepts the default. With ``seed`` the initial weights depend on the
     seed alone, and the global random state is left as it was. ``projection`` and ``bottleneck`` are widths of the
-    parts in :mod:`fedstill.models.heads`; ``weights`` is a file of pretrained weights.
+    parts in :mod:`fedstill.models.heads`, ``head`` those of hidden layers in the head; ``weights`` is a file of pretrained
+    weights, or the name of packaged ones (:mod:`fedstill.models.pretrained`), which bring their normalisation of inputs.
 
     >>> net = build("resnet8", classes=10, shape=(3, 32, 32), seed=0)
     >>> sum(p.numel() for p in net.parameters()), net.feature_dim
@@ -89,8 +92,11 @@ def build(
         raise FedstillError(f"shape = {list(shape)}: sizes are positive integers")
     if classes < 1:
         raise FedstillError(f"classes = {classes}: a classifier needs at least one")
-    if projection is not None and bottleneck is not None:
-        raise FedstillError("a model has either a projection or a bottleneck, not both")
+    if (projection is not None) + (bottleneck is not None) + bool(head) > 1:
+        raise FedstillError("a model has a projection, a bottleneck or a head with hidden layers: one of them")
+    head = [head] if isinstance(head, int) else list(head)
+    if not all(isinstance(width, int) and width > 0 for width in head):
+        raise FedstillError(f"head = {head}: widths of hidden layers are whole numbers above 0")
     for option, value in (("projection", projection), ("bottleneck", bottleneck)):
         if value is not None and value < 1:
             raise FedstillError(f"{option} = {value}: a width is at least 1")
@@ -105,7 +111,13 @@ def build(
             network = heads.projection(network, projection)
         if bottleneck is not None:
             network = heads.bottleneck(network, bottleneck)
+        if head:
+            network = heads.hidden_head(network, head)
     if weights is not None:
+        packaged = find_weights(name, str(weights))
+        if packaged is not None:
+            weights, known = packaged
+            network.mean, network.std = known.mean, known.std
         load_weights(network, weights)
     return network
 
@@ -137,7 +149,7 @@ def _call(
     valid = [key for key in inspect.signature(builder).parameters if key not in {"classes", "shape", "norm", *fixed}]
     for option in options:
         if option not in valid:
-            raise unknown(f"option of model '{name}'", option, [*valid, "projection", "bottleneck", "weights"])
+            raise unknown(f"option of model '{name}'", option, [*valid, "projection", "bottleneck", "head", "weights"])
     try:
         return builder(classes=classes, shape=shape, norm=norm, **options)
     except TypeError as error:  # an option of the wrong type

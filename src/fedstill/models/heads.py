@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from .network import Network
 
-__all__ = ["HeadOnly", "bottleneck", "projection"]
+__all__ = ["HeadOnly", "bottleneck", "hidden_head", "projection"]
 
 
 class HeadOnly(Network):
@@ -45,4 +47,21 @@ def bottleneck(network: Network, width: int) -> Network:
     network.neck = nn.Sequential(reduce, nn.BatchNorm1d(width))
     network.feature_dim = width
     network.head = weight_norm(head)
+    return network
+
+
+def hidden_head(network: Network, widths: Sequence[int]) -> Network:
+    """Give the network a head with hidden layers; its features stay those of the backbone.
+
+    >>> from fedstill.models import build
+    >>> net = build("resnet8", classes=3, shape=(3, 32, 32), head=[16], seed=0)
+    >>> net.feature_dim, [tuple(p.shape) for p in net.head.parameters()]
+    (64, [(16, 64), (16,), (3, 16), (3,)])
+    """
+    layers: list[nn.Module] = []
+    inside = network.feature_dim
+    for width in widths:
+        layers += [nn.Linear(inside, width), nn.ReLU()]
+        inside = width
+    network.head = nn.Sequential(*layers, nn.Linear(inside, network.classes))
     return network

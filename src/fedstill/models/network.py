@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedstill.data.images import resized
 from fedstill.data.samples import normalise
 
-__all__ = ["Architecture", "Network"]
+__all__ = ["Architecture", "Network", "Step"]
 
 
 class Network(nn.Module):
@@ -49,6 +49,11 @@ class Network(nn.Module):
         """The representation (n, width) before the neck."""
         raise NotImplementedError
 
+    def steps(self) -> list[Step]:
+        """The backbone in pieces, from input to output, between which it can be cut; one piece where a network says no more."""
+        names = [name for name, _ in self.named_children() if name not in ("neck", "head")]
+        return [Step(self.backbone, tuple(names))]
+
     def features(self, x: Tensor) -> Tensor:
         """The input (n, feature_dim) of the head."""
         z: Tensor = self.neck(self.backbone(x))
@@ -61,6 +66,14 @@ class Network(nn.Module):
     def own_name(self, key: str) -> str:
         """The name in this network of a tensor named ``key`` in a file of pretrained weights."""
         return {"fc.weight": "head.weight", "fc.bias": "head.bias"}.get(key, key)  # torchvision's ResNet, ShuffleNet
+
+
+@dataclass(frozen=True)
+class Step:
+    """A piece of a backbone: what it computes, and the names of the network's modules that it uses."""
+
+    call: Callable[[Tensor], Tensor]
+    modules: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedstill.core.errors import FedstillError
 
 from .layers import channels_last, he_initialise, norm_layer, small_stem
-from .network import Architecture, Network
+from .network import Architecture, Network, Step
 
 __all__ = ["ARCHITECTURES", "BasicBlock", "Bottleneck", "ResNet", "Residual", "cifar_resnet", "resnet"]
 
@@ -111,8 +111,19 @@ class ResNet(Network):
         self.head = nn.Linear(before, classes)
         he_initialise(self)
 
+    def _stem(self, x: Tensor) -> Tensor:
+        stem: Tensor = self.maxpool(self.relu(self.bn1(self.conv1(channels_last(x)))))
+        return stem
+
+    def steps(self) -> list[Step]:
+        """The stem, every residual block, the last with the mean over the pixels."""
+        names = [f"{stage}.{i}" for stage in self.stages for i in range(len(self.get_submodule(stage)))]  # type: ignore[arg-type]
+        blocks = [Step(self.get_submodule(name), (name,)) for name in names]
+        last = Step(lambda x: blocks[-1].call(x).mean((2, 3)), blocks[-1].modules)
+        return [Step(self._stem, ("conv1", "bn1")), *blocks[:-1], last]
+
     def backbone(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(channels_last(x)))))
+        x = self._stem(x)
         for stage in self.stages:
             x = getattr(self, stage)(x)
         return x.mean((2, 3))

@@ -106,11 +106,11 @@ def write_models(out: Path, products: Mapping[str, tuple[str, State]], task: Tas
     """The final weights: ``model.safetensors``, or ``models/<name>.safetensors`` where there are several."""
     for name, (prototype, state) in products.items():
         path = out / "model.safetensors" if len(products) == 1 else out / "models" / f"{name.replace('/', '_')}.safetensors"
-        plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in state.items()}
+        plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in task.networks.whole(prototype, state).items()}
         # one entry: safetensors writes several in no fixed order, and equal models should be equal files
         about = {
             "fedstill": to_json(
-                {"model": task.networks.served(prototype), "classes": list(task.classes), "shape": list(task.shape)}
+                {"model": task.networks.served(prototype), "classes": list(task.classes), "shape": list(task.raw_shape)}
             )
         }
         atomic_write(path, safetensors.torch.save(plain, about))

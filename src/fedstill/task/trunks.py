@@ -1,0 +1,75 @@
+"""A frozen trunk's outputs, computed once: kept in files that every process maps, keyed by the trunk and the data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedstill.data.cache import cache_folder, cached, forget
+from fedstill.data.samples import Domain, Samples
+from fedstill.models.trunk import CHUNK, Top
+
+__all__ = ["fingerprint", "through_trunk"]
+
+Progress = Callable[[str, int, int], None]
+
+
+def through_trunk(domains: Mapping[str, Domain], top: Top | None, progress: Progress) -> dict[str, Domain]:
+    """The domains with the trunk's outputs in place of raw samples; as they are without a trunk."""
+    if top is None:
+        return dict(domains)
+    trunk = fingerprint(*(tensor for _, tensor in sorted(top.trunk_state.items())))
+    about = json.dumps([trunk, top.cut, top.whole.mean, top.whole.std])
+
+    def kept(name: str, samples: Samples) -> Samples:
+        return Samples(_outputs(top, about, name, samples.x, progress), samples.y) if len(samples) else samples
+
+    return {
+        name: replace(
+            domain,
+            train=kept(f"{name} train", domain.train),
+            test=kept(f"{name} test", domain.test),
+            whole=None if domain.whole is None else kept(f"{name} all", domain.whole),
+        )
+        for name, domain in domains.items()
+    }
+
+
+def _outputs(top: Top, about: str, name: str, x: Tensor, progress: Progress) -> Tensor:
+    key = {"what": "trunk", "trunk": about, "data": fingerprint(x)}
+
+    def make() -> tuple[dict[str, Tensor], dict[str, str]]:
+        parts = []
+        for done, part in enumerate(x.split(CHUNK), 1):
+            parts.append(top.trunk(part).float().cpu())
+            progress(f"features of {name}", min(done * CHUNK, len(x)), len(x))
+        found = torch.cat(parts).contiguous()
+        return {"x": found}, {"check": fingerprint(found)}
+
+    folder = cache_folder()
+    tensors, facts = cached(key, folder, make, f"features-{name}")
+    if fingerprint(tensors["x"]) != facts.get("check"):
+        warnings.warn(f"kept features of {name} were damaged and are computed anew", stacklevel=2)
+        forget(key, folder, f"features-{name}")
+        tensors, _ = cached(key, folder, make, f"features-{name}")
+    return tensors["x"]
+
+
+def fingerprint(*tensors: Tensor) -> str:
+    """A digest of tensors' types, shapes and bytes.
+
+    >>> fingerprint(torch.zeros(2)) == fingerprint(torch.zeros(2)) != fingerprint(torch.zeros(1, 2))
+    True
+    """
+    mark = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        mark.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        if tensor.numel():
+            mark.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return mark.hexdigest()
