@@ -7,6 +7,7 @@ models. Every part is an option here, so this file is also the frame of the othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -26,15 +27,18 @@ from fedstill.fusion.distillation.transfer import note_personal, transfer
 from fedstill.fusion.ensemble import Space
 from fedstill.fusion.line import Line, judge_of
 from fedstill.fusion.merges import MergeName, make_merge
-from fedstill.fusion.sources import Source, draw, fresh_inputs
+from fedstill.fusion.sources import Source, draw, fresh_inputs, reports_for
 from fedstill.fusion.sources.generator import check_range
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.weightings import Weighting, WeightingContext, fault_of, make_weighting, options_kind, report_of
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
 from fedstill.local.reports import after_training, make_report
+from fedstill.local.reports.statistics import statistics_fault
 from fedstill.local.terms import distil_from, proximal
 from fedstill.local.update import local_update
+from fedstill.models.heads import HeadOnly
 from fedstill.models.network import Network
+from fedstill.models.trunk import Top
 from fedstill.task import Task
 from fedstill.training.fit import Term
 
@@ -153,6 +157,7 @@ class FedDF(Algorithm[FedDFT]):
         check_worst(task, self.options.drop_worst)
         self.report = report_of(self.options.weighting)
         self.settings = dict(self.options.weighting_options)
+        self.described = reports_for(self.options.source)  # what the source draws from
         self.personal = task.config.model.student is not None
         if self.personal and (self.options.proximal or self.options.contrastive or task.config.model.buffers == "local"):
             raise FedstillError(
@@ -218,6 +223,7 @@ class FedDF(Algorithm[FedDFT]):
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
         """Local training, and the report that the weighting asks for."""
         early = self.reported(message, client, late=False)
+        early |= {name: make_report(name, message, client, self.options.source.options or {}) for name in self.described}
         reply = self.update(message, client)
         if self.options.contrastive:
             client.memory = client.memory.with_parts(previous=reply.group("model"))
@@ -231,6 +237,12 @@ class FedDF(Algorithm[FedDFT]):
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """A reply without a usable report is dropped."""
+        if "statistics" in self.described:
+            problem = statistics_fault(
+                message.group("statistics"), self.feature_width(client), len(self.task.classes), self.task.clients[client].samples
+            )
+            if problem is not None:
+                return problem
         if self.report is None:
             return None
         backbone = self.task.networks.student if self.personal else self.task.clients[client].prototype
@@ -252,7 +264,7 @@ class FedDF(Algorithm[FedDFT]):
             note_personal(self.task, replies, round)
         merged = self.merge(server, replies, round)
         teachers = self.teachers(server, replies, round)
-        samples = self.draw(server, round)
+        samples = self.draw(server, round, replies)
         weighting = self.weighting(server, teachers, round)
         starts = self.starts(server, merged, round)
         models, held = transfer(
@@ -274,17 +286,22 @@ class FedDF(Algorithm[FedDFT]):
             round.offer(merged, models, held)
         return Server({**merged, **models}, server.parts, server.values)
 
-    def draw(self, server: Server, round: Round) -> Samples:
+    def draw(self, server: Server, round: Round, replies: Sequence[Reply] = ()) -> Samples:
         """Line 8: the samples that the teachers speak about."""
-        return draw(self.options.source, self.task, self.source_rng(round), self.generator(server))
+        return draw(self.options.source, self.task, self.source_rng(round), self.generator(server), replies)
+
+    def feature_width(self, client: str) -> int:
+        """The numbers that describe one of a client's samples: a frozen trunk's outputs, or the features before the head."""
+        network = self.task.networks.get(self.task.clients[client].prototype)
+        return math.prod(network.output_shape(self.task.raw_shape)) if isinstance(network, Top) else network.feature_dim
 
     def generator(self, server: Server) -> nn.Module | None:
         """The system's own generator, where it has one."""
         return None
 
     def view(self, network: Network) -> Network:
-        """The part of a network that takes those samples."""
-        return network
+        """The part of a network that takes those samples: all of it, or the head alone where they are features before it."""
+        return HeadOnly(network) if self.described and not isinstance(network, Top) else network
 
     def merge(self, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
         """Line 6: the average of each prototype's clients, or another merge of the common set. A public structure that is

@@ -27,6 +27,7 @@ SYSTEMS = (
     "fedmd",
     "fedprox",
     "fedrad",
+    "fedvirtual",
     "kd3a",
     "kdcl",
     "moon",

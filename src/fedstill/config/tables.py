@@ -215,7 +215,7 @@ class Evaluation(Part):
     ensemble: bool = True
     """Also measure the teachers' ensemble, and the merged model before distillation."""
 
-    batch_size: Positive = 512
+    batch_size: Positive = 64
     """Samples in a batch while testing, a matter of memory and speed."""
 
     samples_every: Annotated[int, Field(ge=0)] = 5

@@ -12,7 +12,7 @@ from fedstill.models.network import Network
 
 __all__ = ["accuracy", "apply", "predict_logits"]
 
-BATCH = 512
+BATCH = 64  # larger ones are slower: most of their time goes into getting memory from the system
 
 
 def apply(function: Callable[[Tensor], Tensor], network: Network, samples: Samples, batch_size: int = BATCH) -> Tensor:

@@ -19,7 +19,7 @@ from .network import Network
 
 __all__ = ["Top", "cut_of", "is_cut", "same_trunk"]
 
-CHUNK = 64  # samples that pass the trunk at once
+CHUNK = 4  # samples that pass the trunk at once: with more, most of the time goes into getting memory from the system
 _LAST = re.compile(r"^last:([1-9]\d*)$")
 
 

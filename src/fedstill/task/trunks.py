@@ -13,11 +13,12 @@ from torch import Tensor
 
 from fedstill.data.cache import cache_folder, cached, forget
 from fedstill.data.samples import Domain, Samples
-from fedstill.models.trunk import CHUNK, Top
+from fedstill.models.trunk import Top
 
 __all__ = ["fingerprint", "through_trunk"]
 
 Progress = Callable[[str, int, int], None]
+PIECE = 64  # samples between two reports of progress
 
 
 def through_trunk(domains: Mapping[str, Domain], top: Top | None, progress: Progress) -> dict[str, Domain]:
@@ -46,9 +47,9 @@ def _outputs(top: Top, about: str, name: str, x: Tensor, progress: Progress) -> 
 
     def make() -> tuple[dict[str, Tensor], dict[str, str]]:
         parts = []
-        for done, part in enumerate(x.split(CHUNK), 1):
-            parts.append(top.trunk(part).float().cpu())
-            progress(f"features of {name}", min(done * CHUNK, len(x)), len(x))
+        for first in range(0, len(x), PIECE):
+            parts.append(top.trunk(x[first : first + PIECE]).float().cpu())
+            progress(f"features of {name}", min(first + PIECE, len(x)), len(x))
         found = torch.cat(parts).contiguous()
         return {"x": found}, {"check": fingerprint(found)}
 

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from fedstill.algorithm import Reply
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
-from fedstill.fusion.sources.contract import MIXTURE, SOURCES, Source, SourceContext, SourceKind, source
+from fedstill.fusion.sources.contract import (
+    MIXTURE,
+    SOURCES,
+    Source,
+    SourceContext,
+    SourceKind,
+    reports_for,
+    source,
+)
 from fedstill.task import Task
 
-__all__ = ["SOURCES", "Source", "SourceContext", "SourceKind", "draw", "fresh_inputs", "source"]
+__all__ = ["SOURCES", "Source", "SourceContext", "SourceKind", "draw", "fresh_inputs", "reports_for", "source"]
 
 
-def draw(options: Source, task: Task, rng: torch.Generator, generator: nn.Module | None = None) -> Samples:
+def draw(
+    options: Source,
+    task: Task,
+    rng: torch.Generator,
+    generator: nn.Module | None = None,
+    replies: Sequence[Reply] = (),
+) -> Samples:
     """The round's samples. ``generator`` is the system's own where it has one (DaFKD, FedFTG)."""
     if options.kind != MIXTURE:
-        return SOURCES.get(options.kind).draw(SourceContext(options, options.size, task, rng, generator))
+        return SOURCES.get(options.kind).draw(SourceContext(options, options.size, task, rng, generator, replies))
     total = sum(options.shares.values())
     if total <= 0:
         raise FedstillError("source.shares must have a positive share")
     parts = [
-        SOURCES.get(kind).draw(SourceContext(options, round(options.size * share / total), task, rng, generator))
+        SOURCES.get(kind).draw(SourceContext(options, round(options.size * share / total), task, rng, generator, replies))
         for kind, share in options.shares.items()
         if share > 0
     ]

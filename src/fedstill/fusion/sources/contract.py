@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -10,12 +10,13 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import nn
 
+from fedstill.algorithm import Reply
 from fedstill.core.options import Part, Positive
 from fedstill.core.registry import Registry
 from fedstill.data.samples import Samples
 from fedstill.task import Task
 
-__all__ = ["MIXTURE", "SOURCES", "Source", "SourceContext", "SourceKind", "source"]
+__all__ = ["MIXTURE", "SOURCES", "Source", "SourceContext", "SourceKind", "reports_for", "source"]
 
 MIXTURE = "mixture"  # of other kinds, by their shares
 
@@ -75,6 +76,7 @@ class SourceContext:
     task: Task
     rng: torch.Generator
     generator: nn.Module | None = None  # the system's own, where it has one (DaFKD, FedFTG)
+    replies: Sequence[Reply] = ()  # of the round's clients, for sources that draw from what they reported
 
     @property
     def mixed(self) -> bool:
@@ -88,12 +90,19 @@ class SourceKind:
 
     draw: Callable[[SourceContext], Samples]
     fresh: bool = False
+    report: str | None = None  # what clients must report for it
 
 
 Draw = TypeVar("Draw", bound=Callable[[SourceContext], Samples])
 SOURCES: Registry[SourceKind] = Registry("source", group="fedstill.sources", home="fedstill.fusion.sources")
 
 
-def source(name: str, *, fresh: bool = False) -> Callable[[Draw], Draw]:
-    """Add the decorated function to the common set of sources."""
-    return SOURCES.register(name, lambda draw: SourceKind(draw, fresh))
+def source(name: str, *, fresh: bool = False, report: str | None = None) -> Callable[[Draw], Draw]:
+    """Add the decorated function to the common set of sources; the arguments are those of :class:`SourceKind`."""
+    return SOURCES.register(name, lambda draw: SourceKind(draw, fresh, report))
+
+
+def reports_for(options: Source) -> list[str]:
+    """What clients must report for a source, or for the parts of a mixture."""
+    kinds = [kind for kind, share in options.shares.items() if share > 0] if options.kind == MIXTURE else [options.kind]
+    return list(dict.fromkeys(found for kind in kinds if (found := SOURCES.get(kind).report) is not None))

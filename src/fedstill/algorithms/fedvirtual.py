@@ -1,0 +1,126 @@
+"""FedVirtual: distil the sites' heads on features drawn from statistics that the sites report. No unlabelled data is needed.
+
+A composition of known parts. Virtual representations are those of Luo et al., No Fear of Heterogeneity: Classifier Calibration
+for Federated Learning with Non-IID Data (CCVR, NeurIPS 2021), who retrain the averaged classifier on them with the classes as
+labels; fusing in one round by features from Gaussian mixtures is Beitollahi et al., Parametric Feature Transfer (2024). Here each
+site's own model says what its features are (or all of them together, weighed as FedD3A does), and the student starts from the
+average as FedDF's does. Sites share a frozen backbone (``model.train``), under which features mean the same; heads may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch.nn import functional as F
+
+from fedstill.algorithm import Reply, Round, Server, algorithm
+from fedstill.algorithms.feddf import FedDF, FedDFOptions
+from fedstill.core.errors import FedstillError
+from fedstill.fusion.distillation.options import Distillation
+from fedstill.fusion.distillation.transfer import learn, note_ceiling, note_weights
+from fedstill.fusion.ensemble import Space, Table, ensemble_table
+from fedstill.fusion.sources import Source
+from fedstill.fusion.sources.statistics import Virtual, draw_virtual
+from fedstill.fusion.teacher import Teacher
+from fedstill.models.network import Network
+from fedstill.models.predict import predict_logits
+from fedstill.task import Task
+from fedstill.training.options import Optimizer
+
+__all__ = ["FedVirtual", "FedVirtualOptions", "own_table"]
+
+
+class FedVirtualOptions(FedDFOptions):
+    """Which targets virtual features get, and how the student learns them."""
+
+    source: Source = Source(kind="statistics", size=10_000)
+    """What is drawn: ``options`` are those of the sites' statistics."""
+
+    targets: Literal["own", "label", "ensemble"] = "own"
+    """Who says what a virtual feature is: the model of the site that it was drawn from, the class that it was drawn for, or all
+    sites' models together, weighed by ``weighting``."""
+
+    weighting: str = "uniform"
+    """How much each site counts for each feature where all speak (``targets = "ensemble"``), and in the ensemble that is
+    measured."""
+
+    ensemble: Space = "probabilities"
+    """What is mixed where all speak."""
+
+    distillation: Distillation = Distillation(
+        epochs=2, batch_size=128, optimizer=Optimizer(name="adam", lr=1e-3), schedule="cosine", clip=None
+    )
+    """How the student learns."""
+
+
+@algorithm
+class FedVirtual(FedDF[FedVirtualOptions]):
+    """Average the heads, then distil on virtual features."""
+
+    name = "fedvirtual"
+    title = "FedVirtual"
+    paper = "after Luo et al., NeurIPS 2021 (CCVR)"
+    parts = {
+        "report": "feature statistics by class",
+        "merge": "average by examples",
+        "source": "features drawn from the statistics",
+        "weighting": "the site that a feature comes from",
+        "distillation": "its own site's prediction, KL, Adam",
+    }
+    Options = FedVirtualOptions
+
+    def __init__(self, task: Task, options: FedVirtualOptions | None = None):
+        super().__init__(task, options)
+        if self.options.source.kind != "statistics":
+            raise FedstillError("fedvirtual draws from the sites' statistics alone: feddf and fedd3a mix them with a pool")
+        if self.personal or self.options.distillation.fresh:
+            raise FedstillError("fedvirtual takes neither model.student nor fresh inputs")
+        per_class = (self.options.source.options or {}).get("per_class", True)
+        if self.options.targets == "label" and not per_class:
+            raise FedstillError("targets = 'label' needs statistics of each class: source.options.per_class = true")
+
+    def fused(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """Average, draw, let the sites speak, distil."""
+        options, distillation = self.options, self.distillation(round)
+        merged = self.merge(server, replies, round)
+        teachers = self.teachers(server, replies, round)
+        weighting = self.weighting(server, teachers, round)
+        shape = self.task.shape if self.task.kept_trunk is not None else (self.feature_width(replies[0].client),)
+        virtual = draw_virtual(replies, options.source.size, shape, self.source_rng(round))
+        if options.targets == "ensemble":
+            speakers = [Teacher(t.name, lambda t=t: self.view(t.load()), t.reply, t.places) for t in teachers]  # type: ignore[misc]
+            table = ensemble_table(
+                speakers, virtual.samples, weighting, space=options.ensemble, temperature=distillation.temperature
+            )
+        else:
+            table = own_table(self.view, teachers, virtual, len(self.task.classes), by_label=options.targets == "label")
+        note_weights(self.task, teachers, table, virtual.samples, round)
+        round.note(
+            statistics={"bytes": sum(t.numel() * t.element_size() for r in replies for t in r.part("statistics").values())}
+        )
+        models = learn(self.task, self.starts(server, merged, round), virtual.samples, table, distillation, round, view=self.view)
+        note_ceiling(self.task, merged, teachers, weighting, distillation, round, options.ensemble)
+        round.offer(merged, models)
+        return Server({**merged, **models}, server.parts, server.values)
+
+
+def own_table(
+    view: Callable[[Network], Network],
+    teachers: Sequence[Teacher],
+    virtual: Virtual,
+    classes: int,
+    *,
+    by_label: bool = False,
+) -> Table:
+    """Each site's word on its own features, or the classes that they were drawn for; teachers stream by, one in memory."""
+    weights = F.one_hot(virtual.origin, len(teachers)).float()
+    if by_label:
+        return Table(F.one_hot(virtual.labels, classes).float(), weights)
+    targets = torch.empty(len(virtual.samples), classes)
+    for k, teacher in enumerate(teachers):
+        mine = torch.nonzero(virtual.origin == k).flatten()
+        if len(mine):
+            targets[mine] = predict_logits(view(teacher.load()), virtual.samples.take(mine)).softmax(1).cpu()
+    return Table(targets, weights)

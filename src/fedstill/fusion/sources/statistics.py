@@ -1,0 +1,59 @@
+"""Virtual samples: features drawn from what each site reported of its own. No unlabelled data is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedstill.algorithm import Reply
+from fedstill.core.errors import FedstillError
+from fedstill.data.samples import Samples
+from fedstill.fusion.sources.contract import SourceContext, source
+from fedstill.local.reports.statistics import Gaussians
+
+__all__ = ["Virtual", "draw_virtual"]
+
+
+@dataclass(frozen=True)
+class Virtual:
+    """Drawn features, the position of the reply that each comes from, and its label (-1 where it has none)."""
+
+    samples: Samples
+    origin: Tensor
+    labels: Tensor
+
+
+def draw_virtual(replies: Sequence[Reply], size: int, shape: Sequence[int], rng: torch.Generator) -> Virtual:
+    """``size`` features of ``shape``, from every site in proportion to the samples that it described."""
+    described = [Gaussians.of(reply.part("statistics")) for reply in replies]
+    counts = torch.tensor([float(found.counts.sum()) for found in described])
+    if not bool(counts.sum() > 0):
+        raise FedstillError("no site described any class: each has fewer samples of every class than min_samples")
+    origin = torch.multinomial(counts, size, replacement=True, generator=rng).sort().values
+    parts, labels = [], []
+    for k, found in enumerate(described):
+        mine = int((origin == k).sum())
+        if mine:
+            drawn, label = found.draw(mine, rng)
+            parts.append(drawn)
+            labels.append(label)
+    return Virtual(Samples(torch.cat(parts).view(size, *shape)), origin, torch.cat(labels))
+
+
+@source("statistics", report="statistics")
+def _drawn(context: SourceContext) -> Samples:
+    """Features drawn from the sites' statistics."""
+    return draw_virtual(context.replies, context.size, feature_shape(context), context.rng).samples
+
+
+def feature_shape(context: SourceContext) -> tuple[int, ...]:
+    """The shape of a virtual sample: what stands on a frozen trunk takes, or the features before the head."""
+    task = context.task
+    if task.kept_trunk is not None:
+        return task.shape
+    if context.mixed:
+        raise FedstillError("virtual features are mixed with a pool only on a frozen trunk whose outputs are kept: model.train")
+    return (task.networks.get(task.networks.student).feature_dim,)

@@ -1,0 +1,167 @@
+"""What a site's features look like, in a few numbers: for every class a count, a mean and a covariance, to draw others from.
+
+Features drawn from class-wise Gaussians were used to calibrate classifiers by Luo et al. (CCVR, NeurIPS 2021); here they are what
+teachers speak about (:mod:`fedstill.algorithms.fedvirtual`). A covariance is kept as a diagonal, or as a few directions plus the
+variances that these leave over. A class with too few samples is left out, so that no covariance of a handful of images leaves a
+site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedstill.algorithm import Client
+from fedstill.core.message import Message, State
+from fedstill.core.options import Part, Positive
+from fedstill.data.samples import Samples
+from fedstill.local.reports.contract import report
+from fedstill.models.network import Network
+from fedstill.models.predict import apply
+from fedstill.models.trunk import Top
+
+__all__ = ["Gaussians", "Statistics", "described", "features_of", "statistics_fault"]
+
+
+class Statistics(Part):
+    """How a site's features are described."""
+
+    per_class: bool = True
+    """Whether each class is described on its own; otherwise all samples are, and what is drawn has no label."""
+
+    covariance: Literal["diagonal", "low-rank", "full"] = "low-rank"
+    """What is kept of the covariance: the variances, ``rank`` directions and the variances they leave over, or all directions."""
+
+    rank: Positive = 16
+    """Directions of a low-rank covariance."""
+
+    min_samples: Annotated[int, Field(ge=2)] = 10
+    """A class with fewer samples is not described."""
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Several Gaussians over features: ``mean + factors' e + sqrt(variance) e'`` each."""
+
+    counts: Tensor  # (groups,)
+    labels: Tensor  # (groups,), -1 where a group has no label
+    means: Tensor  # (groups, d)
+    variances: Tensor  # (groups, d)
+    factors: Tensor  # (groups, rank, d)
+    floor: bool  # no feature was negative, and none that is drawn is
+
+    def state(self) -> State:
+        """As named tensors."""
+        found = {name: getattr(self, name) for name in ("counts", "labels", "means", "variances", "factors")}
+        return {**found, "floor": torch.tensor(self.floor)}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> Gaussians:
+        """What :meth:`state` wrote."""
+        parts = {name: state[name] for name in ("counts", "labels", "means", "variances", "factors")}
+        return cls(**parts, floor=bool(state["floor"]))
+
+    def draw(self, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """``size`` features and their labels, groups in proportion to their counts.
+
+        >>> one = Gaussians(torch.tensor([3]), torch.tensor([1]), torch.ones(1, 2), torch.zeros(1, 2), torch.zeros(1, 0, 2), True)
+        >>> one.draw(2, torch.Generator().manual_seed(0))
+        (tensor([[1., 1.],
+                [1., 1.]]), tensor([1, 1]))
+        """
+        group = torch.multinomial(self.counts.double(), size, replacement=True, generator=rng)
+        width, rank = self.means.shape[1], self.factors.shape[1]
+        made = self.means[group] + self.variances[group].sqrt() * torch.randn(size, width, generator=rng)
+        if rank:
+            spread = torch.randn(size, rank, generator=rng)
+            for g in group.unique().tolist():  # a group at a time: its factors are not copied for each sample
+                mine = group == g
+                made[mine] += spread[mine] @ self.factors[g]
+        return made.clamp_min(0) if self.floor else made, self.labels[group]
+
+
+def described(features: Tensor, labels: Tensor | None, options: Statistics) -> Gaussians:
+    """The Gaussians of features (n, d) with these labels.
+
+    >>> z = torch.tensor([[0.0, 0.0], [2.0, 0.0]]).repeat(5, 1)
+    >>> found = described(z, torch.zeros(10, dtype=torch.long), Statistics(covariance="diagonal"))
+    >>> found.counts.tolist(), found.means.tolist(), found.variances.tolist()
+    ([10], [[1.0, 0.0]], [[1.0, 0.0]])
+    """
+    features = features.double()
+    if options.per_class and labels is not None:
+        groups = [(int(c), features[labels == c]) for c in labels.unique()]
+        groups = [(c, own) for c, own in groups if len(own) >= options.min_samples]
+    else:
+        groups = [(-1, features)] if len(features) >= options.min_samples else []
+    width = features.shape[1]
+    rank = {"diagonal": 0, "low-rank": min(options.rank, width), "full": width}[options.covariance]
+    means, variances, factors = [], [], []
+    for _, own in groups:
+        mean = own.mean(0)
+        centred = (own - mean) / len(own) ** 0.5
+        kept = torch.zeros(rank, width, dtype=features.dtype)
+        if rank:
+            few = min(rank, *centred.shape)
+            _, sizes, directions = torch.linalg.svd(centred, full_matrices=False)
+            kept[:few] = sizes[:few, None] * directions[:few]
+        means.append(mean)
+        factors.append(kept)
+        variances.append((centred.square().sum(0) - kept.square().sum(0)).clamp_min(0))
+    shape = (len(groups), width)
+    return Gaussians(
+        torch.tensor([len(own) for _, own in groups], dtype=torch.long),
+        torch.tensor([label for label, _ in groups], dtype=torch.long),
+        torch.stack(means).float() if groups else torch.zeros(shape),
+        torch.stack(variances).float() if groups else torch.zeros(shape),
+        torch.stack(factors).float() if groups else torch.zeros(len(groups), rank, width),
+        bool((features >= 0).all()),
+    )
+
+
+def features_of(network: Network, samples: Samples) -> Tensor:
+    """What is described: a frozen trunk's outputs, or where nothing is frozen the features before the head."""
+    if isinstance(network, Top):
+        return network.normalise(samples.x).flatten(1).cpu()
+    return apply(network.features, network, samples).cpu()
+
+
+@report("statistics")
+def reported_statistics(message: Message, client: Client, options: Mapping[str, Any]) -> State:
+    """The client's Gaussians under the weights as received."""
+    wanted = Statistics.model_validate(dict(options))
+    network = client.task.networks.load(client.prototype, message.group("model"))
+    return described(features_of(network, client.data), client.data.y, wanted).state()
+
+
+def statistics_fault(part: Mapping[str, Tensor], width: int, classes: int, samples: int) -> str | None:
+    """Why a client's statistics cannot be used, or None: shapes, signs, absurd counts.
+
+    >>> good = described(torch.rand(20, 3), torch.arange(20) % 2, Statistics()).state()
+    >>> statistics_fault(good, 3, 2, 20), statistics_fault(good, 4, 2, 20)
+    (None, 'its statistics are of features of width 3, expected 4')
+    """
+    try:
+        given = Gaussians.of(part)
+    except KeyError as error:
+        return f"its statistics have no {error.args[0]}"
+    groups = len(given.counts)
+    if given.counts.ndim != 1 or given.counts.is_floating_point() or groups == 0:
+        return "its statistics describe nothing"
+    if given.means.ndim != 2 or given.means.shape[1] != width:
+        return f"its statistics are of features of width {given.means.shape[-1]}, expected {width}"
+    alike = given.means.shape == given.variances.shape == (groups, width) and given.labels.shape == (groups,)
+    if not alike or given.factors.ndim != 3 or (given.factors.shape[0], given.factors.shape[2]) != (groups, width):
+        return "its statistics have shapes that do not fit each other"
+    if bool((given.variances < 0).any()):
+        return "its statistics have negative variances"
+    if bool((given.counts <= 0).any()) or int(given.counts.sum()) > samples:
+        return f"its statistics count {int(given.counts.sum())} samples, and it has {samples}"
+    if bool((given.labels < -1).any()) or bool((given.labels >= classes).any()):
+        return "its statistics name classes that there are not"
+    return None
