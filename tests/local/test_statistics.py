@@ -1,0 +1,73 @@
+"""A site's features in a few numbers: what is described can be drawn again, and what is broken is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedstill.local.reports.statistics import Gaussians, Statistics, described, statistics_fault
+
+
+def features(n: int = 4000) -> torch.Tensor:
+    """Correlated, in three dimensions: the second is twice the first, the third is its own."""
+    rng = torch.Generator().manual_seed(0)
+    first, third = torch.randn(n, generator=rng), torch.randn(n, generator=rng)
+    return torch.stack([first + 5, 2 * first - 1, 0.5 * third], 1)
+
+
+@pytest.mark.parametrize(("covariance", "rank"), [("full", 16), ("low-rank", 1), ("low-rank", 3), ("diagonal", 16)])
+def test_what_is_drawn_has_the_described_moments(covariance: str, rank: int) -> None:
+    z = features()
+    found = described(z, None, Statistics(covariance=covariance, rank=rank, per_class=False))
+    drawn, labels = found.draw(20_000, torch.Generator().manual_seed(1))
+    assert labels.unique().tolist() == [-1]
+    assert torch.allclose(drawn.mean(0), z.mean(0), atol=0.05)
+    assert torch.allclose(drawn.var(0), z.var(0), rtol=0.06)  # variances are kept whole, however few directions are
+    cross = torch.corrcoef(drawn.T)[0, 1].item()
+    assert cross == pytest.approx(0.0 if covariance == "diagonal" else 1.0, abs=0.03)
+
+
+def test_classes_are_described_apart_and_small_ones_not_at_all() -> None:
+    z = torch.cat([torch.zeros(30, 2), torch.full((20, 2), 8.0), torch.full((9, 2), 99.0)])
+    y = torch.cat([torch.zeros(30), torch.ones(20), torch.full((9,), 2)]).long()
+    found = described(z, y, Statistics())
+    assert found.labels.tolist() == [0, 1]
+    assert found.counts.tolist() == [30, 20]
+    drawn, labels = found.draw(5000, torch.Generator().manual_seed(0))
+    assert torch.equal(drawn[:, 0], 8.0 * labels)
+    assert labels.double().mean().item() == pytest.approx(0.4, abs=0.03)  # in proportion to the counts
+
+
+def test_features_behind_a_relu_stay_above_zero() -> None:
+    z = torch.rand(50, 3) * torch.tensor([1.0, 0.01, 5.0])
+    for positive, sample in ((True, z), (False, z - 1)):
+        found = described(sample, None, Statistics(per_class=False))
+        assert found.floor is positive
+        assert bool((found.draw(500, torch.Generator().manual_seed(0))[0] >= 0).all()) is positive
+
+
+def test_a_state_survives_the_wire() -> None:
+    found = described(features(40), torch.arange(40) % 2, Statistics(rank=2))
+    again = Gaussians.of(found.state())
+    one, other = (each.draw(7, torch.Generator().manual_seed(3)) for each in (found, again))
+    assert torch.equal(one[0], other[0])
+    assert torch.equal(one[1], other[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"means": torch.zeros(2, 4)}, "of width 4, expected 3"),
+        ({"variances": torch.full((2, 3), -1.0)}, "negative variances"),
+        ({"counts": torch.tensor([9000, 1])}, "count 9001 samples, and it has 40"),
+        ({"counts": torch.tensor([0, 1])}, "count 1 samples"),
+        ({"counts": torch.tensor([], dtype=torch.long)}, "describe nothing"),
+        ({"labels": torch.tensor([0, 7])}, "classes that there are not"),
+        ({"factors": torch.zeros(2, 5, 4)}, "do not fit each other"),
+    ],
+)
+def test_broken_statistics_are_refused(change: dict[str, torch.Tensor], reason: str) -> None:
+    good = described(features(40), torch.arange(40) % 2, Statistics()).state()
+    assert statistics_fault(good, 3, 2, 40) is None
+    assert reason in (statistics_fault({**good, **change}, 3, 2, 40) or "")
+    assert statistics_fault({k: v for k, v in good.items() if k != "means"}, 3, 2, 40) == "its statistics have no means"
