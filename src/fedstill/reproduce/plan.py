@@ -72,7 +72,11 @@ class Cell:
 
 @cache
 def _papers() -> dict[str, Any]:
-    return tomllib.loads((Path(__file__).parent / "papers.toml").read_text())
+    """The papers' figures, a file a paper: study -> row -> column."""
+    found: dict[str, Any] = {}
+    for path in sorted((Path(__file__).parent / "papers").glob("*.toml")):
+        found |= tomllib.loads(path.read_text())
+    return found
 
 
 def published(name: str, row: str, column: str) -> Published | None:
