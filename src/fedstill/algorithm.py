@@ -31,7 +31,7 @@ from fedstill.core.registry import Registry
 from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
 from fedstill.models.network import Network
-from fedstill.models.predict import accuracy
+from fedstill.models.predict import accuracy, predict_logits
 from fedstill.task import Task
 from fedstill.training.options import Local
 
@@ -272,6 +272,11 @@ class Algorithm(Generic[OptionsT]):
         }
         domains = {domain: fmean(by[domain] for by in scores.values()) for domain in self.task.tests}
         return Scores(domains, {name: fmean(by.values()) for name, by in scores.items()})
+
+    def predictions(self, server: Server, samples: Samples) -> list[Tensor]:
+        """The class that each of the evaluated models gives each sample; none where the server has no model to ask."""
+        size = self.task.config.evaluation.batch_size
+        return [predict_logits(self.loaded(name, state), samples, size).argmax(1).cpu() for name, state in server.models.items()]
 
     def products(self, server: Server) -> dict[str, tuple[str, State]]:
         """The models that a finished run leaves behind, by name: (architecture, weights); what was evaluated."""

@@ -231,20 +231,28 @@ class SHOT(Algorithm[SHOTOptions]):
         return {client: (self.task.clients[client].prototype, state) for client, state in clients.items()}
 
     def evaluate(self, server: Server) -> Scores:
-        """The class with the largest sum of the adapted models' softmaxes."""
+        """Of the ensemble as a whole, where there is one."""
         if self.options.multi == "merged" or not server.parts:
             return super().evaluate(server)
-        found, size = {}, self.task.config.evaluation.batch_size
+        found = {}
         for domain, test in self.task.tests.items():
-            total: Tensor | None = None
-            for name, state in server.parts.items():
-                prototype = self.task.clients[name.removeprefix("source ")].prototype
-                outputs = predict_logits(self.task.networks.load(prototype, state, role="student"), test, size).softmax(1)
-                total = outputs if total is None else total + outputs
-            assert total is not None
             assert test.y is not None, "a test set has labels"
-            found[domain] = float((total.argmax(1).cpu() == test.y).double().mean())
+            [said] = self.predictions(server, test)
+            found[domain] = float((said == test.y).double().mean())
         return Scores(found)
+
+    def predictions(self, server: Server, samples: Samples) -> list[Tensor]:
+        """The class with the largest sum of the adapted models' softmaxes."""
+        if self.options.multi == "merged" or not server.parts:
+            return super().predictions(server, samples)
+        size = self.task.config.evaluation.batch_size
+        total: Tensor | None = None
+        for name, state in server.parts.items():
+            prototype = self.task.clients[name.removeprefix("source ")].prototype
+            outputs = predict_logits(self.task.networks.load(prototype, state, role="student"), samples, size).softmax(1)
+            total = outputs if total is None else total + outputs
+        assert total is not None
+        return [total.argmax(1).cpu()]
 
 
 def adapt(

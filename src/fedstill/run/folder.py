@@ -24,7 +24,7 @@ from fedstill.task import Task
 
 __all__ = ["begin", "finished_run", "folder_lock", "same_run", "write_models", "write_samples"]
 
-RESULTS = ("config.toml", "summary.json", "model.safetensors", "models", "checkpoint")  # what a run writes
+RESULTS = ("config.toml", "summary.json", "confusion.json", "model.safetensors", "models", "checkpoint")  # what a run writes
 
 
 def begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], None]) -> tuple[int, Server]:

@@ -53,7 +53,7 @@ class Line(TypedDict, total=False):
     ensemble_accuracy: float | None  # of the teachers together
     bytes_down: int
     bytes_up: int
-    seconds: dict[str, float]  # train, fuse, evaluate
+    seconds: dict[str, float]  # train, fuse, evaluate; judge, where a judge is asked
     clients: list[str]  # whose replies were fused
     dropped: list[Dropped]
     measured_by: str  # "clients", where the server has no test data
@@ -63,6 +63,8 @@ class Line(TypedDict, total=False):
     weights_by_domain: dict[str, dict[str, float]]  # domain of the pool -> client -> mean weight
     distillation: dict[str, Any]  # by student: steps, first and last loss; or of the one student there is
     losses: dict[str, float]
+    line: dict[str, Any]  # who judged the points between average and student, their scores, what was delivered and carried on
+    generator: dict[str, float]  # of what a generator makes: within, between, label_agreement
 
 
 class Summary(TypedDict, total=False):

@@ -22,6 +22,7 @@ from fedstill.engine.inprocess import InProcess
 from fedstill.run import history as records
 from fedstill.run.checkpoint import save_checkpoint
 from fedstill.run.clients import client_records
+from fedstill.run.confusion import write_confusion
 from fedstill.run.folder import begin, folder_lock, write_models, write_samples
 from fedstill.run.history import Dropped, Line, Summary
 from fedstill.run.judging import delivered, settle
@@ -146,6 +147,7 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
         judge(history[-1], _hear(algorithm, engine, delivered(server), ids), path, history)
         told.round(history[-1])
     write_models(out, algorithm.products(delivered(server)), task)
+    write_confusion(out, algorithm, delivered(server))
     found = records.summary(config.algorithm["name"], config.seed, history, config.evaluation.targets)
     atomic_write(out / "summary.json", to_json(found) + "\n")
     told.finished(found)
