@@ -85,6 +85,9 @@ def test_compare_writes_a_table_and_keeps_what_is_done(config, tmp_path):
     arguments = ("compare", config, "--algorithms", "fedavg,fedprox", "--seeds", "0,1", "--out", tmp_path / "all")
     first = invoke(*arguments)
     assert first.exit_code == 0
+    told = [line for line in first.output.splitlines() if "95 % interval" in line]
+    assert len(told) == 1, "the verdict, in one line"
+    assert "2 seeds)" in told[0]
     table = (tmp_path / "all" / "table.md").read_text()
     assert "fedavg" in table
     assert "±" in table

@@ -42,11 +42,15 @@ def compare_shown(what: str, names: Sequence[str], seeds: Sequence[int], out: Pa
     # slow: they bring torch
     from fedstill.api import compare as compare_runs
     from fedstill.report.tables import rich_table, summarise
+    from fedstill.report.verdict import verdict
 
     def listener(one: Planned) -> Shown:
         name = f"{one.algorithm} seed {one.seed}" if len(seeds) > 1 else one.algorithm
         return Shown(name, who=(one.algorithm, one.seed) == (names[0], seeds[0]))  # who holds what is said once
 
     runs = compare_runs(what, names, seeds=seeds, out=out, settings=assignments, listener=listener)
-    console.print(rich_table(summarise(runs), console.width))
+    rows = summarise(runs)
+    console.print(rich_table(rows, console.width))
+    if said := verdict(rows).line:
+        console.print(said, soft_wrap=True, markup=False, highlight=False)
     console.print(f"the page: {out / 'report.html'}", soft_wrap=True)

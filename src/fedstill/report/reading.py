@@ -7,14 +7,18 @@ import math
 import os
 import tomllib
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fedstill.run.history import Line, Summary, sound_json, sound_lines, sound_summary
 
-__all__ = ["clients_of", "config_of", "history_of", "number", "summary_of"]
+if TYPE_CHECKING:  # slow: it brings torch, and reading needs none of it
+    from fedstill.run.confusion import Confusion
 
-_NUMBERS = ("accuracy", "merged_accuracy", "ensemble_accuracy", "bytes_down", "bytes_up")
-_NUMBERS_BY_NAME = ("domains", "prototypes", "seconds", "weights", "losses")
+__all__ = ["clients_of", "config_of", "confusion_of", "history_of", "number", "share", "summary_of"]
+
+_SHARES = ("accuracy", "merged_accuracy", "ensemble_accuracy")
+_NUMBERS = (*_SHARES, "bytes_down", "bytes_up")
+_NUMBERS_BY_NAME = ("domains", "prototypes", "seconds", "weights", "losses", "generator")
 _NUMBERS_BY_TWO_NAMES = ("weights_by_domain", "distillation")
 _WORD = "kept"  # stands among a distillation's numbers: which model was kept
 
@@ -28,6 +32,16 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value
+
+
+def share(value: Any) -> float | None:
+    """``value`` where it is a number from 0 to 1, else None.
+
+    >>> share(0.5), share(7.0)
+    (0.5, None)
+    """
+    found = number(value)
+    return found if found is not None and 0 <= found <= 1 else None
 
 
 def config_of(folder: Path, problems: list[str]) -> dict[str, Any]:
@@ -70,7 +84,7 @@ def history_of(folder: Path, problems: list[str]) -> list[Line]:
     if damaged:
         problems.append(f"history.jsonl: skipped {_count(len(damaged), 'damaged line')} ({_few(damaged)})")
     for name, where in unusable.items():
-        problems.append(f"history.jsonl: '{name}' is not a finite number in {_count(len(where), 'round')} ({_few(where)})")
+        problems.append(f"history.jsonl: '{name}' is not usable in {_count(len(where), 'round')} ({_few(where)})")
     if not rounds and not damaged:
         problems.append("history.jsonl has no round yet")
     history = [rounds[r] for r in sorted(rounds)]
@@ -98,7 +112,7 @@ def _clean(line: Line) -> tuple[Line, list[str]]:
     cleaned: dict[str, Any] = dict(line)
     for name in _NUMBERS:
         if cleaned.get(name) is not None:
-            cleaned[name] = number(cleaned[name])
+            cleaned[name] = (share if name in _SHARES else number)(cleaned[name])
             if cleaned[name] is None:
                 unusable.append(name)
     for name in _NUMBERS_BY_NAME:
@@ -110,6 +124,10 @@ def _clean(line: Line) -> tuple[Line, list[str]]:
             if any(number(value) is not None for value in outer.values()):  # a system with one student need not name it
                 outer = {"student": outer}
             cleaned[name] = {str(key): numbers(values, f"{name}.{key}") for key, values in outer.items()}
+    if cleaned.get("line") is not None:
+        cleaned["line"] = _judged(cleaned["line"])
+        if cleaned["line"] is None:
+            unusable.append("line")
     for name in ("clients", "dropped"):
         if name in cleaned and not isinstance(cleaned[name], list):
             cleaned[name] = []
@@ -121,6 +139,28 @@ def _clean(line: Line) -> tuple[Line, list[str]]:
             if isinstance(d, dict)
         ]
     return cast(Line, cleaned), unusable
+
+
+def _judged(found: Any) -> dict[str, Any] | None:
+    """What a judge said of the points between average and student, in the shape it should have; None where it has not."""
+    points = found.get("points") if isinstance(found, dict) else None
+    if not isinstance(points, list) or len(points) < 2 or any(share(p) is None for p in points) or sorted(set(points)) != points:
+        return None
+
+    def by_name(field: str) -> dict[str, Any]:
+        return {str(name): value for name, value in found[field].items()} if isinstance(found.get(field), dict) else {}
+
+    def scored(value: Any) -> bool:
+        return isinstance(value, list) and len(value) == len(points) and all(share(one) is not None for one in value)
+
+    return {
+        "judge": str(found.get("judge", "none")),
+        "points": points,
+        "scores": {name: scores for name, scores in by_name("scores").items() if scored(scores)},
+        "delivered": {name: t for name, t in by_name("delivered").items() if share(t) is not None},
+        "carried": {name: t for name, t in by_name("carried").items() if share(t) is not None},
+        "faults": {name: str(reason) for name, reason in by_name("faults").items()},
+    }
 
 
 def clients_of(folder: Path, problems: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -136,6 +176,31 @@ def clients_of(folder: Path, problems: list[str]) -> tuple[list[dict[str, Any]],
         problems.append("clients.json is damaged: who holds what is not shown")
         return [], []
     return clients, [str(c) for c in classes] if isinstance(classes, list) else []
+
+
+def confusion_of(folder: Path, problems: list[str]) -> Confusion | None:
+    """The tables of ``confusion.json``; None where a run left none."""
+    path = folder / "confusion.json"
+    text = _text(path, problems) if path.exists() else None
+    if text is None:
+        return None
+    found = sound_json(text)
+    classes, domains = (found.get("classes"), found.get("domains")) if isinstance(found, dict) else (None, None)
+    sound = isinstance(classes, list) and isinstance(domains, dict) and all(_square(t, len(classes)) for t in domains.values())
+    if not sound:
+        problems.append("confusion.json is damaged: what is taken for what is not shown")
+        return None
+    return {"classes": [str(c) for c in cast(list[Any], classes)], "domains": cast(dict[str, list[list[int]]], domains)}
+
+
+def _square(table: Any, size: int) -> bool:
+    """Whether ``table`` is a square of counts."""
+    return (
+        isinstance(table, list)
+        and len(table) == size
+        and all(isinstance(row, list) and len(row) == size for row in table)
+        and all(type(n) is int and n >= 0 for row in table for n in row)
+    )
 
 
 def _text(path: Path, problems: list[str], consequence: str = "") -> str | None:

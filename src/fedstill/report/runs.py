@@ -7,11 +7,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedstill.core.errors import FedstillError
-from fedstill.report.reading import clients_of, config_of, history_of, number, summary_of
+from fedstill.report.reading import clients_of, config_of, confusion_of, history_of, number, summary_of
 from fedstill.run.history import Line, Summary, rounds_to
+
+if TYPE_CHECKING:  # slow: it brings torch, and reading needs none of it
+    from fedstill.run.confusion import Confusion
 
 __all__ = ["Run", "find_runs", "load_run", "load_runs"]
 
@@ -29,6 +32,7 @@ class Run:
     clients: list[dict[str, Any]] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    confusion: Confusion | None = None
 
     @property
     def algorithm(self) -> str:
@@ -181,7 +185,7 @@ def load_run(folder: Path) -> Run:
     history = history_of(folder, problems)
     summary = summary_of(folder, problems)
     clients, classes = clients_of(folder, problems)
-    run = Run(folder, config, history, summary, clients, classes, problems)
+    run = Run(folder, config, history, summary, clients, classes, problems, confusion_of(folder, problems))
     problems += _disagreements(run)
     return run
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
+from fedstill.report.numbers import fixed
 from fedstill.report.runs import Run
 
 __all__ = [
@@ -200,7 +201,7 @@ def _target(target: str) -> str:
 
 
 def _plus_minus(found: Spread, digits: int, scale: float = 1.0) -> str:
-    mean = f"{found.mean * scale:.{digits}f}"
+    mean = fixed(found.mean * scale, digits)
     return mean if found.std is None else f"{mean} ± {found.std * scale:.{digits}f}"
 
 

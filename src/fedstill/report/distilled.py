@@ -1,0 +1,150 @@
+"""What distillation did for a system: what it delivered, what it carried on, and whether that was worse than the average.
+
+Where a judge compared points between the average and the student (``line`` in the history), the model that is delivered and the
+one that the next round starts from may differ. Harm is said of the second: it is what distillation does to the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from fedstill.report.numbers import count, points
+from fedstill.report.runs import Run
+from fedstill.run.history import Line
+
+__all__ = ["Distilled", "carried_gain", "delivered_gain", "distilled", "distils", "judges", "line_data", "score_at"]
+
+
+def distils(run: Run) -> bool:
+    """Whether something was distilled: there was an ensemble, a judge, or another model than the average was evaluated."""
+    return any(
+        bool(line.get("line"))
+        or (
+            line.get("merged_accuracy") is not None
+            and (line.get("ensemble_accuracy") is not None or line["merged_accuracy"] != line.get("accuracy"))
+        )
+        for line in run.history
+    )
+
+
+def delivered_gain(line: Line) -> float | None:
+    """How much more accurate the delivered model is than the average, on the test data."""
+    accuracy, merged = line.get("accuracy"), line.get("merged_accuracy")
+    return None if accuracy is None or merged is None else accuracy - merged
+
+
+def carried_gain(line: Line) -> float | None:
+    """How much better the model that is carried on is than the average: as the judge scored it, the mean over prototypes; where
+    nobody judged the two are one model, and the test data say.
+
+    >>> judged = {"points": [0.0, 0.5, 1.0], "scores": {"mlp": [0.70, 0.72, 0.60]}, "carried": {"mlp": 0.75}}
+    >>> round(carried_gain({"round": 1, "accuracy": 0.8, "merged_accuracy": 0.7, "line": judged}), 4)
+    -0.04
+    >>> round(carried_gain({"round": 1, "accuracy": 0.8, "merged_accuracy": 0.7}), 4)
+    0.1
+    """
+    found = line.get("line") or {}
+    scores, carried = found.get("scores") or {}, found.get("carried") or {}
+    gains = [score_at(found["points"], scores[name], carried[name]) - scores[name][0] for name in scores if name in carried]
+    return fmean(gains) if gains else delivered_gain(line)
+
+
+def score_at(points: Sequence[float], scores: Sequence[float], t: float) -> float:
+    """The judge's score at ``t``; between two points that were compared, on the straight line.
+
+    >>> score_at([0.0, 0.5, 1.0], [0.5, 0.7, 0.6], 0.25)
+    0.6
+    """
+    for left in range(len(points) - 1):
+        if t <= points[left + 1]:
+            share = (t - points[left]) / (points[left + 1] - points[left])
+            return scores[left] + max(share, 0.0) * (scores[left + 1] - scores[left])
+    return scores[-1]
+
+
+def judges(line: Line) -> bool:
+    """Whether somebody scored the points of this round."""
+    return bool((line.get("line") or {}).get("scores"))
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """Over all rounds and seeds of a system, in fractions of accuracy against the average; a value a round that says."""
+
+    delivered: list[float]
+    carried: list[float]
+    ensemble: list[float]
+    judge: str  # who scored the points; empty where nobody did
+
+    @property
+    def harm(self) -> bool:
+        """Whether what is carried on is worse than the average: on the whole, to a hundredth of a point, and in half of the
+        rounds or more. One bad round among good ones is no rule."""
+        worse = sum(gain < 0 for gain in self.carried)
+        return bool(self.carried) and 2 * worse >= len(self.carried) and round(100 * fmean(self.carried), 2) < 0
+
+    @property
+    def text(self) -> str:
+        """What it came to, in a sentence or two."""
+        worse = f"in {sum(gain < 0 for gain in self.carried)} of {count(len(self.carried), 'round')}"
+        if not self.judge:
+            if not self.carried:
+                return ""
+            return f"{points(fmean(self.carried))} points a round on average; worse after distillation {worse}."
+        said = f"Delivered: {points(fmean(self.delivered))} points a round over the average. " if self.delivered else ""
+        carried = (
+            f"Carried on, by {_whose(self.judge)}: {points(fmean(self.carried))} points a round; worse than the average {worse}."
+        )
+        return said + carried
+
+
+def _whose(judge: str) -> str:
+    return {"clients": "the clients' scores", "server": "the server's scores", "pool": "agreement with the ensemble"}.get(
+        judge, f"the scores of '{judge}'"
+    )
+
+
+def distilled(runs: Sequence[Run]) -> Distilled | None:
+    """What distillation did in the runs of one system; None where nothing was distilled."""
+    lines = [line for run in runs if distils(run) for line in run.history]
+    if not lines:
+        return None
+    delivered = [gain for line in lines if (gain := delivered_gain(line)) is not None]
+    carried = [gain for line in lines if (gain := carried_gain(line)) is not None]
+    ceilings = [(line.get("ensemble_accuracy"), line.get("merged_accuracy")) for line in lines]
+    ensemble = [ceiling - merged for ceiling, merged in ceilings if ceiling is not None and merged is not None]
+    judge = next((str(line["line"].get("judge", "")) for line in lines if judges(line)), "")
+    return Distilled(delivered, carried, ensemble, judge) if delivered or carried else None
+
+
+def line_data(lines: Sequence[Line]) -> dict[str, Any] | None:
+    """What a run tells of its judge, for the page: by prototype the points, their scores in each round, and what was taken."""
+    having = [line for line in lines if line.get("line")]
+    if not having:
+        return None
+    points = having[-1]["line"]["points"]
+    prototypes = dict.fromkeys(name for line in having for name in line["line"]["delivered"])
+    return {
+        "judge": next((str(line["line"]["judge"]) for line in having if judges(line)), str(having[-1]["line"]["judge"])),
+        "points": points,
+        "round": [line["round"] for line in having],
+        "prototypes": {
+            name: {
+                "scores": [_scores(line, name, points) for line in having],
+                "delivered": [line["line"]["delivered"].get(name) for line in having],
+                "carried": [line["line"]["carried"].get(name) for line in having],
+            }
+            for name in prototypes
+        },
+        "scored": any(judges(line) for line in having),
+        "faults": sum(len(line["line"].get("faults", {})) for line in having),
+    }
+
+
+def _scores(line: Line, name: str, points: Sequence[float]) -> list[float] | None:
+    """Of a round whose points are those of the last one; a resumed run may have changed them."""
+    found: list[float] | None = line["line"]["scores"].get(name)
+    return found if line["line"]["points"] == points else None
