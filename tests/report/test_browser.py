@@ -106,7 +106,8 @@ def test_every_chart_is_drawn_with_data(page):
         *("chart-curves", "chart-rounds-to", "chart-bytes-to", "chart-domains", "chart-partition", "chart-heatmap"),
         *("chart-course", "chart-losses", "chart-seconds", "chart-bytes"),
     }
-    assert sum(chart["id"] == "" for chart in charts) == 2, "one before-and-after chart for each of feddf and dafkd"
+    # before and after for feddf and dafkd, the judge's line for the three seeds of dafkd, confusion on three domains
+    assert sum(chart["id"] == "" for chart in charts) == 2 + 3 + 3
     for chart in charts:
         assert chart["traces"], chart
         assert chart["values"], chart
@@ -275,6 +276,150 @@ def test_no_button_sends_a_chart_away(page):
     assert not any(word in title.lower() for title in titles for word in ("cloud", "share", "edit", "link"))
 
 
+def test_the_verdict_stands_on_top(page):
+    box = page.find_element("id", "verdict")
+    assert box.get_attribute("data-kind") == "winner"
+    said = box.text
+    assert said.startswith("Take dafkd:")
+    for part in ("95 % interval", "3 seeds in pairs", "as much as feddf", "The ensemble of dafkd is"):
+        assert part in said
+    assert box.location["y"] < page.find_element("id", "summary").location["y"]
+    drawn = page.execute_script("return document.getElementById('chart-verdict').data.map((t) => [t.name, t.x, t.error_x.array])")
+    assert [name for name, _, _ in drawn] == ["fedavg", "feddf"], "the next best on top"
+    assert all(x[0] - half[0] > 0 for _, x, half in drawn)
+
+
+def test_which_point_was_taken(page, comparison):
+    lines = [json.loads(x)["line"] for x in (comparison / "dafkd" / "seed0" / "history.jsonl").read_text().splitlines()]
+    chart = """[...document.querySelectorAll("#line-facets figure")].find((f) => f.dataset.key === "dafkd, seed 0")"""
+    drawn = page.execute_script(f"return {chart}.querySelector('.chart').data")
+    scores, carried, delivered = drawn
+    assert scores["y"] == lines[0]["points"]
+    gains = [100 * (line["scores"]["cnn"][2] - line["scores"]["cnn"][0]) for line in lines]
+    assert scores["z"][2] == pytest.approx(gains)
+    assert (carried["y"], delivered["y"]) == ([1.0] * 8, [0.5] * 8)
+    text = page.execute_script(f"return {chart}.querySelector('p').textContent")
+    assert "Judged by the clients" in text
+    assert "Delivered: t = 0.50" in text
+    assert "Carried on: t = 1.00" in text
+    harm = page.execute_script("return [...document.querySelectorAll('#distillation-facets .harm')].length")
+    assert harm == 0, "what is carried on is better than the average"
+
+
+def test_what_is_taken_for_what(page, comparison):
+    tables = [
+        json.loads((comparison / "dafkd" / f"seed{s}" / "confusion.json").read_text())["domains"]["mnist"] for s in range(3)
+    ]
+    summed = [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
+    chosen = page.execute_script("const s = document.getElementById('confusion-method'); return s.selectedOptions[0].textContent")
+    assert chosen == "dafkd", "the leader's first"
+    figure = """[...document.querySelectorAll("#confusion-facets figure")].find((f) => f.dataset.key === "mnist")"""
+    text, z = page.execute_script(f"const {{ text, z }} = {figure}.querySelector('.chart').data[0]; return [text, z]")
+    assert [[int(cell or 0) for cell in row] for row in text] == summed
+    assert all((z[i][j] > 0) == (i == j) for i in range(10) for j in range(10) if summed[i][j])
+    right = 100 * sum(summed[i][i] for i in range(10)) / sum(map(sum, summed))
+    assert page.execute_script(f"return {figure}.querySelector('p').textContent").startswith(f"{right:.1f} % right; most often")
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """Six domains and two prototypes; one system has failed, one weighs all alike, and one gains next to nothing."""
+    folder = tmp_path_factory.mktemp("odd")
+    for name in ("fedavg", "feddf", "fedd3a", "kdcl"):
+        for seed in (0, 1, 2):
+            run = write_run(folder / name / f"seed{seed}", name, seed, rounds=30)
+            lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+            for line in lines:
+                level = 0.02 if name == "kdcl" else 0.9 + 0.0005 * line["round"]
+                line["accuracy"] = level
+                line["merged_accuracy"] = level + 0.00001 if name == "feddf" else None
+                line["ensemble_accuracy"] = None
+                line["domains"] = {f"a domain {d}": max(level - 0.01 * d, 0.0) for d in range(6)}
+                line["prototypes"] = {"resnet-8": level, "mobilenet": level}
+                if "weights" in line and name == "feddf":
+                    line["weights"] = dict.fromkeys(line["weights"], 1 / 6)
+                    line["weights_by_domain"] = dict.fromkeys(line["weights_by_domain"], line["weights"])
+            (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            said = json.loads((run / "summary.json").read_text())
+            changed = {"final_accuracy": lines[-1]["accuracy"], "best_accuracy": lines[-1]["accuracy"]}
+            (run / "summary.json").write_text(json.dumps(said | changed))
+    build_page([folder])
+    return folder
+
+
+def test_the_table_fits_where_there_is_room(browser, odd):
+    screen(browser, 1400)
+    visit(browser, (odd / "report.html").as_uri())
+    size = "const t = document.getElementById('table'); return [t.offsetWidth, t.parentElement.clientWidth]"
+    needed, room = browser.execute_script(size)
+    assert len(table(browser)[0]) == 18
+    assert needed <= room
+
+
+def test_an_outlier_does_not_squeeze_the_others(browser, odd):
+    screen(browser, 1400)
+    browser.get_log("browser")
+    visit(browser, (odd / "report.html").as_uri())
+    axis = "return document.getElementById('chart-curves')._fullLayout.yaxis.range"
+    low, high = browser.execute_script(axis)
+    assert 0.85 < low < 0.9005
+    assert 0.915 <= high < 1
+    assert "kdcl" in browser.find_element("id", "curves-beyond").text
+    browser.find_element("id", "curves-full").click()
+    low, high = browser.execute_script(axis)
+    assert low < 0.02
+    assert browser.find_element("id", "curves-beyond").text == ""
+    ahead = "return document.getElementById('chart-verdict').data.map((t) => [t.name, t.x[0], t.text[0]])"
+    assert browser.execute_script(ahead)[0] == ["kdcl", 1, "+89.50"], "an arrow at the edge"
+    assert browser.get_log("browser") == []
+
+
+def test_no_switch_where_nothing_is_cut(page):
+    assert not page.find_element("id", "curves-full").is_displayed()
+    assert page.find_element("id", "curves-beyond").text == ""
+
+
+def test_whose_knowledge_opens_on_a_system_that_weighs(browser, odd):
+    screen(browser)
+    visit(browser, (odd / "report.html").as_uri())
+    chosen = "return document.getElementById('weights-run').selectedOptions[0].textContent"
+    assert browser.execute_script(chosen) == "fedd3a, seed 0"
+    assert browser.find_element("id", "weights-note").text == ""
+    place = browser.execute_script(
+        "return [...document.getElementById('weights-run').options].find((o) => o.textContent === 'feddf, seed 1').value"
+    )
+    choose(browser, "weights-run", place)
+    assert browser.find_element("id", "weights-note").text == "Every client counts the same in this run."
+
+
+def test_zero_has_no_minus(browser, odd):
+    screen(browser)
+    visit(browser, (odd / "report.html").as_uri())
+    text = browser.execute_script("return document.body.innerText")
+    assert "0.00 points a round" in text
+    for minus in "-−":
+        assert f"{minus}0.00" not in text
+
+
+def test_pictures_of_noise_are_called_so(page):
+    told = [p.text for p in page.find_elements("css selector", "#gallery .harm")]
+    assert len(told) == 6
+    assert all(text.startswith("Noise (neighbouring pixels correlate by 0.0") for text in told)
+    assert "correlation below 0.35" in page.find_element("id", "images-decided").text
+
+
+def test_the_charts_follow_the_reader_from_light_to_dark(page):
+    look = """
+      const chart = document.getElementById("chart-curves");
+      return [getComputedStyle(document.body).backgroundColor, chart.layout.font.color, chart.data.at(-1).line.color,
+        document.querySelector("#table .swatch").style.background]"""
+    light = page.execute_script(look)
+    screen(page, scheme="dark")
+    wait(page, "return document.getElementById('chart-curves').layout.font.color === '#e6eaf0'")
+    assert all(a != b for a, b in zip(light, page.execute_script(look), strict=True))
+    assert page.get_log("browser") == []
+
+
 @pytest.mark.parametrize(
     ("name", "width", "scheme"), [("desktop", 1280, "light"), ("phone", 390, "light"), ("desktop-dark", 1280, "dark")]
 )
@@ -307,7 +452,7 @@ def test_it_prints_light_and_within_the_sheet(browser, comparison):
     pdf = browser.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})
     assert base64.b64decode(pdf["data"]).startswith(b"%PDF")
     printed = wait(browser, "return window.printed")
-    assert len(printed) == 12
+    assert len(printed) == 19
     assert all(int(chart["ink"][1:3], 16) < 128 and chart["wide"] <= 700 for chart in printed)
     assert browser.execute_script("return !document.documentElement.classList.contains('printing')")
 

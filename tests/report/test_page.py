@@ -6,14 +6,17 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.errors import FedstillError
+from fedstill.report import by_class
 from fedstill.report.page import build_page, page_data
+from fedstill.report.pictures import measures, what_is_wrong
 from fedstill.report.runs import load_run
-from tests.report.runfolders import png, write_comparison, write_run
+from tests.report.runfolders import grey_png, png, write_comparison, write_run
 
 
 def data_of(page) -> dict:
@@ -113,6 +116,89 @@ def test_weights_by_domain_are_averaged_over_rounds(tmp_path):
     assert tables == {"mean": {"pool": {"a": 0.1, "b": 0.9}}, "last": {"pool": {"a": 0.2, "b": 0.8}}}
 
 
+def test_what_a_judge_chose_is_shown_by_prototype(tmp_path):
+    run = load_run(write_run(tmp_path, "dafkd", rounds=3))
+    run.history[1].pop("line")
+    shown = page_data([run])["runs"][0]
+    lines = [line["line"] for line in run.history if "line" in line]
+    assert shown["line"]["round"] == [1, 3]
+    assert shown["line"]["judge"] == "clients"
+    assert shown["line"]["prototypes"]["cnn"]["scores"] == [line["scores"]["cnn"] for line in lines]
+    assert shown["line"]["prototypes"]["cnn"]["carried"] == [1.0, 1.0]
+    scores = lines[0]["scores"]["cnn"]
+    assert shown["carried"][0] == round(100 * (scores[-1] - scores[0]), 2)
+    gain = run.history[1]["accuracy"] - run.history[1]["merged_accuracy"]
+    assert shown["carried"][1] == shown["gained"][1] == round(100 * gain, 2), "nobody judged: the test data say"
+
+
+def test_harm_is_said_of_what_is_carried_on_and_explained_where_the_system_leads(tmp_path):
+    for name, gain, student in (("bold", 0.01, 0.04), ("plain", -0.02, None), ("meek", 0.02, -0.01)):
+        for seed in (0, 1):
+            run = write_run(tmp_path / name / str(seed), name, seed, rounds=2)
+            lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+            for line in lines:
+                line |= {"accuracy": 0.8 + gain, "merged_accuracy": 0.8, "ensemble_accuracy": 0.85}
+                if student is not None:
+                    scores = {"cnn": [0.7, 0.7 + gain, 0.7 + student]}
+                    chosen = {"delivered": {"cnn": 0.5}, "carried": {"cnn": 1.0}}
+                    line["line"] = {"judge": "clients", "points": [0.0, 0.5, 1.0], "scores": scores, **chosen}
+            (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            said = json.loads((run / "summary.json").read_text())
+            (run / "summary.json").write_text(json.dumps(said | {"final_accuracy": lines[-1]["accuracy"]}))
+    data = data_of(build_page([tmp_path]))
+    told = {method["label"]: method["distilled"] for method in data["methods"]}
+    assert {name: found["harm"] for name, found in told.items()} == {"bold": False, "plain": True, "meek": True}
+    assert data["verdict"]["leader"] == "meek"
+    assert told["meek"]["text"].endswith(data["verdict"]["why"])
+    assert data["verdict"]["why"].startswith("meek leads although what it carries on is 1.0 points worse than the average")
+    assert "leads" not in told["plain"]["text"]
+
+
+def test_what_is_taken_for_what_is_summed_over_seeds_and_kept_small(tmp_path, monkeypatch):
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), "feddf", seed)
+    write_run(tmp_path / "other", "dafkd")
+    data = data_of(build_page([tmp_path]))
+    assert [(found["method"], found["seeds"]) for found in data["confusions"]] == [(0, 2), (1, 1)]
+    tables = [json.loads((tmp_path / str(seed) / "confusion.json").read_text())["domains"] for seed in (0, 1)]
+    for name, table in data["confusions"][0]["domains"].items():
+        assert table[3][4] == sum(one[name][3][4] for one in tables)
+    monkeypatch.setattr(by_class, "_MOST_CELLS", 300)
+    data = data_of(build_page([tmp_path]))
+    assert len(data["confusions"]) == 1
+    assert "1 system" in data["confusionsNote"]
+
+
+def sheet(image) -> bytes:
+    """Eight rows of ten classes, as a run leaves them; ``image(row, class)`` is 16 x 16, from 0 to 1."""
+    pixels = np.ones((8 * 18 + 2, 10 * 18 + 2))
+    for row in range(8):
+        for c in range(10):
+            pixels[18 * row + 2 : 18 * row + 18, 18 * c + 2 : 18 * c + 18] = image(row, c)
+    return grey_png((255 * pixels).astype(np.uint8))
+
+
+def test_samples_say_when_they_are_noise():
+    draw = np.random.default_rng(0)
+    x, y = np.meshgrid(np.arange(16), np.arange(16))
+    noise = {c: draw.uniform(size=(16, 16)) for c in range(10)}
+    spot = lambda row, c: np.exp(-((x - c - 3 + row / 2) ** 2 + (y - 8 + row) ** 2) / 12)
+    cases = {
+        "": sheet(spot),
+        "noise (neighbouring pixels correlate by": sheet(lambda row, c: draw.uniform(size=(16, 16))),
+        "differ by 0.0 %": sheet(lambda row, c: noise[c]),
+        "repeated (the images": sheet(lambda row, c: spot(0, c)),
+        "flat (contrast 0.0 %)": sheet(lambda row, c: 0.5),
+    }
+    for said, data in cases.items():
+        found = what_is_wrong(measures(data, 10), {})
+        assert said in found
+        assert bool(said) == bool(found)
+    assert what_is_wrong(measures(cases[""], 10), {"label_agreement": 0.12}).startswith("not recognised")
+    assert what_is_wrong(measures(cases["repeated (the images"], 7), {}) == "", "other columns: not known which are of a class"
+    assert measures(b"no picture", 10) is None
+
+
 def test_runs_with_the_same_partition_share_it(tmp_path):
     write_run(tmp_path / "a", "feddf", seed=1)
     write_run(tmp_path / "b", "dafkd", seed=1)
@@ -121,7 +207,7 @@ def test_runs_with_the_same_partition_share_it(tmp_path):
     assert [p["runs"] for p in partitions] == [["feddf, seed 1", "dafkd, seed 1"], ["feddf, seed 2"]]
 
 
-@pytest.mark.parametrize("lost", ["config.toml", "history.jsonl", "summary.json", "clients.json"])
+@pytest.mark.parametrize("lost", ["config.toml", "history.jsonl", "summary.json", "clients.json", "confusion.json"])
 @pytest.mark.parametrize("how", ["missing", "empty", "noise"])
 def test_a_page_is_made_whatever_is_lost(tmp_path, lost, how):
     write_run(tmp_path, "feddf")
@@ -131,8 +217,8 @@ def test_a_page_is_made_whatever_is_lost(tmp_path, lost, how):
         (tmp_path / lost).write_bytes(b"" if how == "empty" else bytes(range(256)))
     run = data_of(build_page([tmp_path]))["runs"][0]
     told = any(lost in problem for problem in run["problems"])
-    # An empty configuration is a valid one, and the list of clients is optional.
-    assert told or (how, lost) in {("empty", "config.toml"), ("missing", "clients.json")}
+    # An empty configuration is a valid one; the list of clients and the tables of what is taken for what are optional.
+    assert told or (how, lost) in {("empty", "config.toml"), ("missing", "clients.json"), ("missing", "confusion.json")}
 
 
 JSON = st.recursive(
@@ -142,7 +228,11 @@ JSON = st.recursive(
 )
 LINE_FIELDS = (
     *("round", "accuracy", "domains", "merged_accuracy", "bytes_up", "seconds", "clients", "dropped"),
-    *("weights", "weights_by_domain", "losses", "prototypes"),
+    *("weights", "weights_by_domain", "losses", "prototypes", "ensemble_accuracy", "line", "generator"),
+)
+JUDGED = st.fixed_dictionaries(
+    {"points": st.lists(st.floats(0, 1), max_size=3) | JSON},
+    optional=dict.fromkeys(("judge", "scores", "delivered", "carried", "faults"), JSON | st.dictionaries(st.just("a"), JSON)),
 )
 SUMMARY_FIELDS = (
     "algorithm",
@@ -159,16 +249,21 @@ CLIENT_FIELDS = ("id", "domain", "prototype", "samples", "counts")
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.fixed_dictionaries({"round": st.integers(0, 9)}, optional=dict.fromkeys(LINE_FIELDS[1:], JSON)), max_size=3),
+    st.lists(
+        st.fixed_dictionaries({"round": st.integers(0, 9)}, optional=dict.fromkeys(LINE_FIELDS[1:], JSON) | {"line": JUDGED}),
+        max_size=3,
+    ),
     st.fixed_dictionaries({}, optional=dict.fromkeys(SUMMARY_FIELDS, JSON)),
     st.lists(st.fixed_dictionaries({"id": JSON}, optional=dict.fromkeys(CLIENT_FIELDS[1:], JSON)), max_size=2) | JSON,
+    st.fixed_dictionaries({"classes": st.just(["a"]) | JSON, "domains": st.dictionaries(st.text(max_size=2), JSON)}) | JSON,
 )
-def test_a_page_is_made_whatever_the_fields_hold(lines, summary, clients):
+def test_a_page_is_made_whatever_the_fields_hold(lines, summary, clients, confusion):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (folder / "summary.json").write_text(json.dumps(summary))
         (folder / "clients.json").write_text(json.dumps(clients))
+        (folder / "confusion.json").write_text(json.dumps(confusion))
         assert len(data_of(build_page([folder]))["runs"]) == 1
 
 

@@ -129,3 +129,24 @@ def test_rounds_to_a_target_the_summary_does_not_know_come_from_the_history(tmp_
     first = next(x["round"] for x in run.history if x["accuracy"] >= 0.4)
     assert run.rounds_to("0.4") == first
     assert run.rounds_to("1.1") is None
+
+
+def test_a_line_of_the_wrong_shape_is_left_out_and_named(tmp_path):
+    good = {"judge": "pool", "points": [0.0, 1.0], "scores": {"a": [0.5, 0.6], "b": [0.5]}, "delivered": {"a": 1.0, "b": "x"}}
+    lines = [{"round": 1, "line": good}, {"round": 2, "line": {"points": [1.0, 0.0]}}, {"round": 3, "line": 7, "accuracy": 70.0}]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    run = load_run(tmp_path)
+    assert run.history[0]["line"] == good | {"scores": {"a": [0.5, 0.6]}, "delivered": {"a": 1.0}, "carried": {}, "faults": {}}
+    assert [line["line"] for line in run.history[1:]] == [None, None]
+    assert any("'line' is not usable in 2 rounds (2, 3)" in p for p in run.problems)
+    assert run.history[2]["accuracy"] is None, "an accuracy is from 0 to 1"
+
+
+def test_tables_that_are_no_squares_of_counts_are_told(tmp_path):
+    write_run(tmp_path, rounds=2)
+    assert load_run(tmp_path).confusion["domains"].keys() == {"mnist", "optdigits", "blended"}
+    for table in ([[1, 2]], [[1, -1], [0, 1]], [[1, 0.5], [0, 1]], "x"):
+        (tmp_path / "confusion.json").write_text(json.dumps({"classes": ["a", "b"], "domains": {"d": table}}))
+        run = load_run(tmp_path)
+        assert run.confusion is None
+        assert any("confusion.json is damaged" in p for p in run.problems)
