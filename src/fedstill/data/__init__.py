@@ -1,9 +1,11 @@
 """Domains in, tensors out: loading, partitions, shifts."""
 
+from fedstill.data.arrays import Arrays
 from fedstill.data.augment import augment
-from fedstill.data.loaders import LOADERS, Arrays, loader
+from fedstill.data.loaders import LOADERS, loader
 from fedstill.data.loading import load_domain, load_domains
 from fedstill.data.partition import Partition, partition
+from fedstill.data.reading import Reading
 from fedstill.data.samples import Domain, Samples, hold_out, normalise, stratified
 from fedstill.data.shifts import flip_labels, shift_labels
 from fedstill.data.text import TextOptions
@@ -13,6 +15,7 @@ __all__ = [
     "Arrays",
     "Domain",
     "Partition",
+    "Reading",
     "Samples",
     "TextOptions",
     "augment",

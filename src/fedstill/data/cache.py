@@ -17,7 +17,7 @@ from torch import Tensor
 
 __all__ = ["cache_folder", "cached", "forget"]
 
-_FORMAT = 1  # raised whenever the same source would be decoded differently
+_FORMAT = 2  # raised whenever the same source would be decoded differently
 
 Entry = tuple[dict[str, Tensor], dict[str, Any]]
 

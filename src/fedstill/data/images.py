@@ -3,48 +3,194 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import FedstillError, first_line
+from fedstill.data.depth import Depth, deep_image, is_deep, measure, rawmode
+from fedstill.data.raw import Deep, Encoded, Header, Limits
 
-__all__ = ["image_shape", "png_grid", "resized", "stack_images"]
+__all__ = ["Look", "Unreadable", "cannot_decode", "header_of", "look_at", "png_grid", "resized", "stack_images"]
 
-_GREY_MODES = frozenset({"1", "L", "LA", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
+_GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
+_ORIENTATION = 0x0112
+_SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange height and width
+_LIGHT = 192  # ink lighter than this would be lost on white
+_LOOKED_AT = 100  # transparent images whose ink decides on the background
+Unreadable = list[tuple[str, str]]  # an image's name, and why it cannot be decoded
 
 
-def image_shape(image: Image.Image) -> tuple[int, int, int]:
-    """Channels (1 for grey, 3 for colour), height and width of an image.
+def header_of(image: Image.Image | Deep) -> Header:
+    """What an image is like, by its header alone: channels (1 for grey, 3 for colour), height and width when it is upright.
 
-    >>> image_shape(Image.new("RGB", (4, 3)))
+    >>> header_of(Image.new("RGBA", (4, 3)))
+    Header(channels=3, height=3, width=4, transparent=True, deep=False)
+    """
+    if isinstance(image, Deep):
+        height, width = image.values.shape[:2]
+        return Header(1 if image.values.ndim == 2 else 3, height, width, deep=True)
+    width, height = image.size
+    # a PNG's orientation may stand behind its pixels: to look for it would decode them; Pillow turns a TIFF's size itself
+    known = "exif" in image.info if image.format == "PNG" else image.format != "TIFF"
+    if known and image.getexif().get(_ORIENTATION) in _SIDEWAYS:
+        width, height = height, width
+    grey = image.mode in _GREY_MODES or rawmode(image).startswith("LA")
+    transparent = image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
+    return Header(1 if grey else 3, height, width, transparent, is_deep(image))
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the images of a domain are like together."""
+
+    shape: tuple[int, int, int]  # the most channels of any image, the first one's height and width
+    background: int | None = None  # what shows through transparent pixels; None where there are none
+    deep: bool = False  # whether any has more than 8 bits
+    depth: Depth | None = None  # what these hold, where they have no limits of their own
+
+
+def look_at(images: Callable[[], Iterable[Encoded]], unreadable: str, name: str) -> Look:
+    """Look at all images: at their headers, and at the values of those that have more than 8 bits.
+
+    >>> grey, colour = Image.new("L", (4, 3)), Image.new("RGB", (9, 9))
+    >>> look_at(lambda: [Encoded("a", lambda: grey), Encoded("b", lambda: colour)], "error", "site").shape
     (3, 3, 4)
     """
-    return (1 if image.mode in _GREY_MODES else 3), image.height, image.width
+    shape: tuple[int, int, int] | None = None
+    clear: list[bool] = []
+    deep: list[bool] = []
+    for item in images():
+        header = _tried(item, _header, unreadable)
+        if header is not None:
+            channels, height, width = shape or (header.channels, header.height, header.width)
+            shape = (max(channels, header.channels), height, width)
+        clear.append(header is not None and header.transparent)
+        deep.append(header is not None and header.deep)
+    if shape is None:
+        raise FedstillError(f"none of the images of '{name}' can be decoded")
+    depth = measure(_chosen(images(), deep, unreadable, _values)) if any(deep) else None
+    background = _background(_chosen(images(), clear, unreadable, _ink)) if any(clear) else None
+    return Look(shape, background, any(deep), depth)
 
 
-def stack_images(images: Iterable[Image.Image], count: int, shape: tuple[int, int, int], name: str = "the data") -> Tensor:
-    """``count`` images as uint8 ``(count, channels, height, width)``, each resized and converted to ``shape``.
+def _header(item: Encoded) -> Header:
+    if item.look is not None:
+        return item.look()
+    image = item.open()
+    if isinstance(image, Deep):
+        return header_of(image)
+    with image:
+        return header_of(image)
 
-    Colour becomes grey by luma, grey becomes colour by repetition; shrinking is antialiased. An image that cannot be
-    decoded is an error that says which one of ``name`` it is.
 
-    >>> stack_images([Image.new("L", (2, 2), 7)], 1, (3, 4, 4)).unique().tolist()
-    [7]
+Found = TypeVar("Found")
+
+
+def _chosen(
+    images: Iterable[Encoded], wanted: Iterable[bool], unreadable: str, make: Callable[[Encoded], Found | None]
+) -> Iterator[Found]:
+    for item, taken in zip(images, wanted, strict=True):
+        found = _tried(item, make, unreadable) if taken else None
+        if found is not None:
+            yield found
+
+
+def _tried(item: Encoded, make: Callable[[Encoded], Found], unreadable: str) -> Found | None:
+    """What ``make`` makes; None, or an error that names the image, where it cannot be decoded."""
+    try:
+        return make(item)
+    except FedstillError:
+        raise
+    except Exception as error:  # a decoder may raise anything on a damaged file
+        if unreadable == "skip":
+            return None
+        raise cannot_decode(item.name, first_line(error, 200)) from error
+
+
+def cannot_decode(name: str, reason: str) -> FedstillError:
+    """The error for an image that cannot be decoded."""
+    return FedstillError(f"{name} cannot be decoded: {reason} (data.unreadable = 'skip' leaves such images out)")
+
+
+def _values(item: Encoded) -> Deep:
+    """The values of a deep image, upright."""
+    image = item.open()
+    if isinstance(image, Deep):
+        return image
+    again = item.open()
+    assert isinstance(again, Image.Image)
+    with image, again:
+        deep = deep_image(image, again)
+        return replace(deep, values=_turned(deep.values, _orientation(image)))
+
+
+def _turned(values: np.ndarray, orientation: int) -> np.ndarray:
+    """Values (height, width, ...) turned upright from one of EXIF's eight orientations."""
+    if orientation in _SIDEWAYS:
+        values = values.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        values = values[::-1]
+    return values[:, ::-1] if orientation in (2, 3, 6, 7) else values
+
+
+def _ink(item: Encoded) -> float | None:
+    """How light what is visible of a transparent image is, from 0 to 255; None where all of it is opaque, or nothing visible."""
+    image = item.open()
+    assert isinstance(image, Image.Image)
+    with image:
+        grey, alpha = image.convert("RGBA").convert("LA").split()
+    weight = np.asarray(alpha, dtype=np.float64)
+    if weight.min() == 255 or weight.max() == 0:
+        return None
+    return float((np.asarray(grey) * weight).sum() / weight.sum())
+
+
+def _background(inks: Iterator[float]) -> int | None:
+    """What shows through transparent pixels: white, or black where the ink is so light that it would be lost."""
+    found = list(itertools.islice(inks, _LOOKED_AT))
+    return None if not found else 0 if sum(found) / len(found) > _LIGHT else 255
+
+
+def stack_images(
+    images: Iterable[Encoded],
+    count: int,
+    shape: tuple[int, int, int],
+    *,
+    background: int | None = None,
+    limits: Limits | None = None,
+    own: bool = True,
+) -> tuple[Tensor, np.ndarray, Unreadable]:
+    """``count`` images as uint8 ``(count, channels, height, width)``, each turned upright, resized and converted to ``shape``.
+
+    Colour becomes grey by luma, grey becomes colour by repetition; shrinking is antialiased. Transparent pixels show the
+    ``background``. Of images of more than 8 bits ``limits`` become 0 and 255, unless they have limits of their ``own``. Also
+    returned: the positions of the images that could be decoded, and the others by name.
+
+    >>> x, kept, lost = stack_images([Encoded("a", lambda: Image.new("L", (2, 2), 7))], 1, (3, 4, 4))
+    >>> x.unique().tolist(), kept.tolist(), lost
+    ([7], [0], [])
     """
     channels, height, width = shape
     out = np.empty((count, height, width, channels), dtype=np.uint8)
-    rows = iter(images)
-    for number in range(count):
+    kept: list[int] = []
+    lost: Unreadable = []
+    for number, item in enumerate(itertools.islice(images, count)):
         try:
-            out[number] = _pixels(next(rows), channels, height, width)
-        except OSError as error:
-            raise FedstillError(f"image {number} of '{name}' cannot be decoded: {error}") from error
-    return torch.from_numpy(out).permute(0, 3, 1, 2).contiguous()
+            out[len(kept)] = _pixels(item, shape, background, limits, own)
+            kept.append(number)
+        except FedstillError:
+            raise
+        except Exception as error:  # a decoder may raise anything on a damaged file
+            lost.append((item.name, first_line(error, 200)))
+    return torch.from_numpy(out[: len(kept)]).permute(0, 3, 1, 2).contiguous(), np.array(kept, dtype=np.int64), lost
 
 
 def resized(x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -70,17 +216,57 @@ def resized(x: Tensor, shape: Sequence[int]) -> Tensor:
     return x
 
 
-def _pixels(image: Image.Image, channels: int, height: int, width: int) -> np.ndarray:
+def _pixels(item: Encoded, shape: tuple[int, int, int], background: int | None, limits: Limits | None, own: bool) -> np.ndarray:
+    """One image as (height, width, channels), uint8."""
+    channels, height, width = shape
     mode = "L" if channels == 1 else "RGB"
-    # A JPEG much larger than what is wanted is decoded at a fraction of its size.
-    image.draft(None, (2 * width, 2 * height))
-    if image.mode.startswith("I"):  # 16-bit greys: the high byte
-        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-    if image.mode != mode:
-        image = image.convert(mode)
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(image).reshape(height, width, channels)
+    image = item.open()
+    if isinstance(image, Deep) or is_deep(image):
+        deep = image if isinstance(image, Deep) else _values(item)
+        return _spread(deep, deep.declared if deep.own and own else limits, shape)
+    with image:
+        # A JPEG much larger than what is wanted is decoded at a fraction of its size.
+        sideways = "exif" in image.info and _orientation(image) in _SIDEWAYS
+        image.draft(None, (2 * height, 2 * width) if sideways else (2 * width, 2 * height))
+        image.load()
+        upright = ImageOps.exif_transpose(image) if _orientation(image) != 1 else image
+        if background is not None and header_of(image).transparent:
+            upright = _composed(upright, background)
+        if upright.mode != mode:
+            upright = upright.convert(mode)
+        if upright.size != (width, height):
+            upright = upright.resize((width, height), Image.Resampling.BILINEAR)
+        return np.asarray(upright).reshape(height, width, channels)
+
+
+def _orientation(image: Image.Image) -> int:
+    return 1 if image.format == "TIFF" else int(image.getexif().get(_ORIENTATION, 1))  # Pillow itself turns a TIFF
+
+
+def _composed(image: Image.Image, background: int) -> Image.Image:
+    front = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", front.size, (background, background, background, 255)), front)
+
+
+def _spread(deep: Deep, limits: Limits | None, shape: tuple[int, int, int]) -> np.ndarray:
+    """Deep values as bytes: scaled so that ``limits`` are 0 and 255, and rounded last of all."""
+    assert limits is not None, "a deep image without limits is refused before"
+    channels, height, width = shape
+    low, high = limits
+    scaled = (np.nan_to_num(deep.values.astype(np.float64), nan=low) - low) * (255 / (high - low))
+    scaled = np.clip(255 - scaled if deep.inverted else scaled, 0, 255).astype(np.float32)
+    if scaled.ndim == 3 and channels == 1:
+        scaled = scaled @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
+    planes = [scaled] if scaled.ndim == 2 else [np.ascontiguousarray(scaled[..., c]) for c in range(3)]
+    found = [_resized_plane(Image.fromarray(plane), (width, height)) for plane in planes]
+    return np.repeat(np.stack(found, axis=-1), channels // len(found), axis=-1)
+
+
+def _resized_plane(plane: Image.Image, size: tuple[int, int]) -> np.ndarray:
+    if plane.size != size:
+        plane = plane.resize(size, Image.Resampling.BILINEAR)
+    pixels: np.ndarray = np.rint(np.asarray(plane)).clip(0, 255).astype(np.uint8)
+    return pixels
 
 
 def png_grid(images: Tensor, columns: int, gap: int = 2) -> bytes:

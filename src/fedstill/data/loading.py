@@ -1,20 +1,24 @@
-"""Domains in, tensors out: found, decoded once into uint8 tensors of a common shape, cached, cut to size."""
+"""Domains in, tensors out: found, decoded once into tensors of a common shape, cached, cut to size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from fedstill.core.errors import FedstillError
 from fedstill.data.cache import cache_folder, cached
-from fedstill.data.images import image_shape, stack_images
+from fedstill.data.columns import Plan, encoded, plan_of, settled
+from fedstill.data.depth import domain_range
+from fedstill.data.images import Unreadable, cannot_decode, stack_images
+from fedstill.data.looks import Seen, look
 from fedstill.data.raw import Raw, RawSplit
+from fedstill.data.reading import Reading
 from fedstill.data.samples import Domain, Samples, stratified
 from fedstill.data.sources import Source, find_source
 from fedstill.data.text import TextOptions, tokenize
@@ -23,6 +27,7 @@ __all__ = ["aligned", "common_classes", "load_domain", "load_domains"]
 
 Classes = Literal["same", "union", "position"]
 TEST_SHARE = 0.2  # held out, class by class, where a source has no test set
+NAMED = 10  # images that could not be decoded: so many are named
 
 
 def load_domain(
@@ -34,7 +39,7 @@ def load_domain(
     limit: int | None = None,
     test_limit: int | None = None,
     seed: int = 0,
-    text: TextOptions | None = None,
+    reading: Reading | None = None,
     cache: str | Path | None = None,
     name: str | None = None,
 ) -> Domain:
@@ -42,12 +47,12 @@ def load_domain(
 
     Args:
         source: ``embedded:NAME``, a folder or file (looked up under ``root`` first), or a name on the Hugging Face Hub.
-            Folders hold Parquet, CSV, JSON or Arrow tables, or images in one folder a class.
+            Folders hold Parquet, CSV, JSON or Arrow tables, arrays of NumPy, or images in one folder a class.
         image_size: height and width; the first image's own where not given.
-        channels: 1 or 3; the first image's own where not given.
+        channels: 1 or 3; the most that any image has where not given.
         limit, test_limit: at most so many samples, drawn at random with the class shares of the whole.
         seed: of these draws.
-        text: how text becomes token ids.
+        reading: what the source is taken for, and how values become inputs.
         cache: where decoded data is kept (default ``$FEDSTILL_CACHE`` or ``~/.cache/fedstill``).
         name: what the domain is called (default: the source).
 
@@ -59,10 +64,12 @@ def load_domain(
     >>> domain.train.x.shape, domain.train.x.dtype, domain.train.counts(10).tolist()
     (torch.Size([100, 1, 16, 16]), torch.uint8, [10, 10, 10, 10, 10, 10, 10, 10, 10, 10])
     """
-    folder = cache_folder(cache)
-    found = find_source(source, root, folder)
-    domain = _load(found, folder, image_size, channels, text or TextOptions(), name or source)
-    return _limited(domain, limit, test_limit, seed)
+    called, reading, folder = name or source, reading or Reading(), cache_folder(cache)
+    found = {called: find_source(source, root, folder, reading)}
+    looks = {called: look(found[called], folder, reading)}
+    domains = _loaded(found, looks, folder, image_size, channels, reading)
+    cut = {called: _limited(domains[called], limit, test_limit, seed)}
+    return _ready(cut, looks, reading, [called])[called]
 
 
 def load_domains(
@@ -74,10 +81,11 @@ def load_domains(
     limit: int | None = None,
     test_limit: int | None = None,
     seed: int = 0,
-    text: TextOptions | None = None,
+    reading: Reading | None = None,
     cache: str | Path | None = None,
     classes: Classes = "same",
     unlabelled: Collection[str] = (),
+    measured: Collection[str] | None = None,
 ) -> dict[str, Domain]:
     """Load several domains in one common shape, with one common list of classes.
 
@@ -86,133 +94,176 @@ def load_domains(
     names differ are refused, or with ``classes="union"`` all get the union; with ``"position"`` class i of every domain is
     class i of the first whatever its name, which makes an unrelated data set a useless source on purpose. The domains
     named in ``unlabelled`` are used for their inputs alone, so their classes need not agree, and where they have no labels and no
-    test set of their own none is held out. Every other domain needs a test set.
+    test set of their own none is held out. Every other domain needs a test set. Tables have one plan of columns; the shared means
+    and variances of numbers are those of the domains ``measured`` (all but the ``unlabelled`` by default).
 
     >>> import tempfile
     >>> pair = load_domains(["embedded:mnist", "embedded:blended"], cache=tempfile.mkdtemp())
     >>> [tuple(domain.train.x.shape) for domain in pair.values()]
     [(1200, 3, 28, 28), (1200, 3, 28, 28)]
     """
-    folder = cache_folder(cache)
+    reading, folder = reading or Reading(), cache_folder(cache)
     named = dict(sources) if isinstance(sources, Mapping) else {source: source for source in sources}
     if not named:
         raise FedstillError("no domains to load")
     if not isinstance(sources, Mapping) and len(named) < len(sources):
         twice = next(source for source in named if list(sources).count(source) > 1)
         raise FedstillError(f"domain '{twice}' is named twice; give each its own name: {{ a = '{twice}', b = '{twice}' }}")
-    found = {name: find_source(source, root, folder) for name, source in named.items()}
-    looks = {name: _look(source, folder) for name, source in found.items()}
-    kinds = {name: look["kind"] for name, look in looks.items()}
-    if len(set(kinds.values())) > 1:
-        raise FedstillError(f"domains of different kinds cannot be mixed: {', '.join(f'{n} is {k}' for n, k in kinds.items())}")
-    first = next(iter(looks.values()))
-    for name, look in looks.items():
-        if look["kind"] == "vector" and look["shape"] != first["shape"]:
-            raise FedstillError(f"domain '{name}' has vectors of width {look['shape'][0]}, others of {first['shape'][0]}")
-    size: int | tuple[int, int] | None = image_size
-    if first["kind"] == "image":
-        size = image_size or (first["shape"][1], first["shape"][2])
-        channels = channels or max(look["shape"][0] for look in looks.values())
-    options = text or TextOptions()
-    domains = {name: _load(source, folder, size, channels, options, name) for name, source in found.items()}
+    found = {name: find_source(source, root, folder, reading) for name, source in named.items()}
+    looks = {name: look(source, folder, reading) for name, source in found.items()}
+    _check_alike(looks, reading, unlabelled)
+    domains = _loaded(found, looks, folder, image_size, channels, reading)
     for name, domain in domains.items():
         if name in unlabelled and domain.whole is not None:
-            domains[name] = Domain(name, domain.whole, domain.test, ())
+            domains[name] = replace(domain, train=domain.whole, classes=())
         elif name not in unlabelled and len(domain.test) == 0:
             raise FedstillError(f"domain '{name}' has no test samples: {len(domain.train)} are too few to hold a fifth out")
     cut = {name: _limited(domain, limit, test_limit, seed) for name, domain in domains.items()}
+    ready = _ready(cut, looks, reading, measured or [name for name in named if name not in unlabelled] or list(named))
     # a domain used without labels keeps its own, so that a pool can still be cut by class
-    return {**cut, **_align({name: domain for name, domain in cut.items() if name not in unlabelled}, classes)}
+    return {**ready, **_align({name: domain for name, domain in ready.items() if name not in unlabelled}, classes)}
 
 
-def _look(source: Source, folder: Path) -> dict[str, Any]:
-    """What the data is like by itself: images (of which shape) or text."""
-
-    def look() -> tuple[dict[str, Tensor], dict[str, Any]]:
-        facts: dict[str, Any] = {"kind": source.raw.kind}
-        if source.raw.kind == "image":
-            facts["shape"] = list(image_shape(_first_image(source)))
-        elif source.raw.kind == "vector":
-            facts["shape"] = list(np.shape(next(source.raw.train.rows())))
-        return {}, facts
-
-    return cached({**source.key, "what": "look"}, folder, look, source.name)[1]
-
-
-def _first_image(source: Source) -> Image.Image:
-    try:
-        first: Image.Image = next(source.raw.train.rows())
-    except StopIteration:
-        raise FedstillError(f"'{source.name}' holds no training samples") from None
-    except OSError as error:
-        raise FedstillError(f"image 0 of '{source.name}' cannot be decoded: {error}") from error
-    return first
+def _check_alike(looks: Mapping[str, Seen], reading: Reading, unlabelled: Collection[str]) -> None:
+    """Refuse domains that do not go together, and those whose labels are not found."""
+    kinds = {name: seen.kind for name, seen in looks.items()}
+    if len(set(kinds.values())) > 1:
+        listed = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
+        hint = " (data.kind settles what a table is taken for)" if set(kinds.values()) == {"text", "table"} else ""
+        raise FedstillError(f"domains of different kinds cannot be mixed: {listed}{hint}")
+    first = next(iter(looks.values()))
+    for name, seen in looks.items():
+        if seen.width != first.width:
+            raise FedstillError(f"domain '{name}' has vectors of width {seen.width}, others of {first.width}")
+        if seen.kind == "table" and not seen.labelled and name not in unlabelled:
+            listed = ", ".join(column.name for column in seen.columns)
+            wanted = f"no column '{reading.label}' (data.label)" if reading.label else "no label that is found: set data.label"
+            raise FedstillError(f"domain '{name}' has {wanted}; its columns are {listed}")
 
 
-def _load(
-    source: Source,
+# -- decoding --------------------------------------------------------------------------------------------------------------------
+
+
+def _loaded(
+    found: Mapping[str, Source],
+    looks: Mapping[str, Seen],
     folder: Path,
-    size: int | tuple[int, int] | None,
+    size: int | None,
     channels: int | None,
-    text: TextOptions,
-    name: str,
-) -> Domain:
-    look = _look(source, folder)
+    reading: Reading,
+) -> dict[str, Domain]:
+    """The domains in one shape, from the cache where they were decoded before; numbers as they are, NaN where one is missing."""
     if channels not in (None, 1, 3):
         raise FedstillError(f"channels must be 1 or 3, not {channels}")
-    if size is not None and min(size if isinstance(size, tuple) else (size,)) < 1:
+    if size is not None and size < 1:
         raise FedstillError(f"image_size must be at least 1, not {size}")
-    if look["kind"] == "image":
-        depth, height, width = look["shape"]
-        height, width = (height, width) if size is None else size if isinstance(size, tuple) else (size, size)
-        shape = (channels or depth, height, width)
-        tensors, facts = cached(
-            {**source.key, "shape": shape},
-            folder,
-            lambda: _decode(source, lambda split: stack_images(split.rows(), split.count, shape, source.name)),
-            source.name,
-        )
-    elif look["kind"] == "vector":
-        tensors, facts = cached(
-            {**source.key, "vector": 1},
-            folder,
-            lambda: _decode(source, lambda split: torch.from_numpy(np.stack(list(split.rows())))),
-            source.name,
-        )
-    else:
-        tensors, facts = cached(
-            {**source.key, "text": text.model_dump()},
-            folder,
-            lambda: _decode(source, lambda split: tokenize(list(split.rows()), text)),
-            source.name,
-        )
-    if "whole.x" in tensors:
-        whole, kept = Samples(tensors["whole.x"]), facts["kept"]
-        return Domain(name, whole.take(slice(kept)), whole.take(slice(kept, None)), (), whole)
-    train = Samples(tensors["train.x"], tensors.get("train.y"))
-    test = Samples(tensors["test.x"], tensors.get("test.y"))
-    return Domain(name, train, test, tuple(facts["classes"]))
+    images = [seen.image for seen in looks.values() if seen.image is not None]
+    shape = (0, 0, 0)
+    if images:
+        _, height, width = images[0].shape
+        shape = (channels or max(image.shape[0] for image in images), size or height, size or width)
+    plan = plan_of({name: seen.columns for name, seen in looks.items()}) if _kind(looks) == "table" else None
+    domains = {}
+    for name, source in found.items():
+        key, read = _way(looks[name], source, shape, plan, reading, name)
+        tensors, facts = cached({**source.key, **key}, folder, lambda: _decode(source, read), source.name)  # noqa: B023
+        domains[name] = _domain(name, tensors, facts, reading, plan)
+    return domains
 
 
-def _decode(source: Source, read: Callable[[RawSplit], Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _kind(looks: Mapping[str, Seen]) -> str:
+    return next(iter(looks.values())).kind
+
+
+Read = Callable[[RawSplit], tuple[Tensor, np.ndarray | None, Unreadable]]  # also the rows that were kept, if not all
+
+
+def _way(
+    seen: Seen, source: Source, shape: tuple[int, int, int], plan: Plan | None, reading: Reading, name: str
+) -> tuple[dict[str, Any], Read]:
+    """How a source is decoded, and on what that depends."""
+    if seen.image is not None:
+        image = seen.image
+        limits = reading.range if image.deep else None
+        if image.depth is not None:
+            limits = domain_range(image.depth, reading.range, name)
+        own, background = reading.range is None, image.background
+        key = {"shape": shape, "background": background, "limits": limits, "own": own or not image.deep}
+        return key, lambda s: stack_images(s.rows(), s.count, shape, background=background, limits=limits, own=own)
+    if plan is not None:
+        return {"table": asdict(plan)}, lambda split: (encoded(_columns(split), plan), None, [])
+    if seen.kind == "vector":
+        return {"vector": 2}, lambda split: (torch.from_numpy(np.stack(list(split.rows()))), None, [])
+    text = reading.text or TextOptions()
+    return {"text": text.model_dump()}, lambda split: (tokenize(list(split.rows()), text), None, [])
+
+
+def _columns(split: RawSplit) -> dict[str, np.ndarray]:
+    assert split.columns is not None
+    return split.columns()
+
+
+def _decode(source: Source, read: Read) -> tuple[dict[str, Tensor], dict[str, Any]]:
     raw: Raw = source.raw
-    if raw.train.count == 0:
-        raise FedstillError(f"'{source.name}' holds no training samples")
-    parts = {"train": (read(raw.train), raw.train.labels)}
-    if raw.test is not None:
-        parts["test"] = (read(raw.test), raw.test.labels)
-    else:
-        x, labels = parts["train"]
+    parts: dict[str, tuple[Tensor, np.ndarray | None]] = {}
+    lost: Unreadable = []
+    for part, split in (("train", raw.train), ("test", raw.test)):
+        if split is not None:
+            x, kept, unreadable = read(split)
+            labels = split.labels if kept is None or split.labels is None else split.labels[kept]
+            parts[part], lost = (x, labels), lost + unreadable
+    facts: dict[str, Any] = {"classes": list(raw.classes), "unreadable": lost}
+    x, labels = parts["train"]
+    if raw.test is None:
         strata = np.zeros(len(x), dtype=np.int64) if labels is None else labels
         held = stratified(strata, round(TEST_SHARE * len(x)), np.random.default_rng(0))
-        kept = np.setdiff1d(np.arange(len(x)), held, assume_unique=True)
+        rest = np.setdiff1d(np.arange(len(x)), held, assume_unique=True)
         if labels is None:  # one tensor, so that all of it can be had without a copy
-            return {"whole.x": x[torch.from_numpy(np.concatenate([kept, held]))]}, {"classes": [], "kept": len(kept)}
-        for part, index in (("train", kept), ("test", held)):
-            parts[part] = (x[torch.from_numpy(index)], None if labels is None else labels[index])
+            return {"whole.x": x[torch.from_numpy(np.concatenate([rest, held]))]}, {**facts, "classes": [], "kept": len(rest)}
+        for part, index in (("train", rest), ("test", held)):
+            parts[part] = (x[torch.from_numpy(index)], labels[index])
     tensors = {f"{part}.x": x for part, (x, _) in parts.items()}
     tensors |= {f"{part}.y": torch.from_numpy(y.astype(np.int64)) for part, (_, y) in parts.items() if y is not None}
-    return tensors, {"classes": list(raw.classes)}
+    return tensors, facts
+
+
+def _domain(name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], reading: Reading, plan: Plan | None) -> Domain:
+    lost = facts["unreadable"]
+    if lost and reading.unreadable == "error":
+        raise cannot_decode(*lost[0])
+    notes = (_left_out(name, [image for image, _ in lost]),) if lost else ()
+    if len(tensors.get("whole.x", tensors.get("train.x", ()))) == 0:
+        raise FedstillError(f"none of the images of '{name}' can be decoded")
+    columns = plan.names if plan is not None else ()
+    if "whole.x" in tensors:
+        whole, kept = Samples(tensors["whole.x"]), facts["kept"]
+        return Domain(name, whole.take(slice(kept)), whole.take(slice(kept, None)), (), whole, columns, notes=notes)
+    train = Samples(tensors["train.x"], tensors.get("train.y"))
+    test = Samples(tensors["test.x"], tensors.get("test.y"))
+    return Domain(name, train, test, tuple(facts["classes"]), columns=columns, notes=notes)
+
+
+def _left_out(name: str, images: Sequence[str]) -> str:
+    """What is said of images that could not be decoded."""
+    more = f" and {len(images) - NAMED} more" if len(images) > NAMED else ""
+    count = "1 image" if len(images) == 1 else f"{len(images)} images"
+    return f"{count} of '{name}' cannot be decoded, and left out: {', '.join(images[:NAMED])}{more}"
+
+
+def _ready(
+    domains: Mapping[str, Domain], looks: Mapping[str, Seen], reading: Reading, measured: Collection[str]
+) -> dict[str, Domain]:
+    """Domains whose vectors a network can take; images and texts are that already."""
+    kind = _kind(looks)
+    if kind not in ("table", "vector"):
+        return dict(domains)
+    prepared = all(seen.prepared for seen in looks.values())
+    standardise = reading.standardise or ("none" if prepared else "shared")
+    if kind == "vector":
+        missing = sorted({place for seen in looks.values() for place in seen.missing})
+        return settled(domains, next(iter(looks.values())).width, missing, standardise, measured)
+    plan = plan_of({name: seen.columns for name, seen in looks.items()})
+    return settled(domains, len(plan.numbers), plan.missing, standardise, measured)
 
 
 def _limited(domain: Domain, limit: int | None, test_limit: int | None, seed: int) -> Domain:
@@ -224,7 +275,10 @@ def _limited(domain: Domain, limit: int | None, test_limit: int | None, seed: in
             strata = np.zeros(len(samples), dtype=np.int64) if samples.y is None else samples.y.numpy()
             samples = samples.take(stratified(strata, most, np.random.default_rng([seed, stream])))
         parts.append(samples)
-    return Domain(domain.name, parts[0], parts[1], domain.classes)
+    return replace(domain, train=parts[0], test=parts[1], whole=None)
+
+
+# -- classes ---------------------------------------------------------------------------------------------------------------------
 
 
 def _align(domains: dict[str, Domain], classes: Classes) -> dict[str, Domain]:
@@ -266,10 +320,10 @@ def aligned(domain: Domain, target: tuple[str, ...], classes: Classes) -> Domain
     """``domain`` with its labels counted along ``target``, which has all of its classes."""
     own = target[: len(domain.classes)] if classes == "position" else domain.classes
     if own == target:
-        return Domain(domain.name, domain.train, domain.test, target)
+        return replace(domain, classes=target)
     places = torch.tensor([target.index(c) for c in own])
 
     def moved(samples: Samples) -> Samples:
         return samples if samples.y is None else Samples(samples.x, places[samples.y])
 
-    return Domain(domain.name, moved(domain.train), moved(domain.test), target)
+    return replace(domain, train=moved(domain.train), test=moved(domain.test), classes=target)

@@ -7,19 +7,71 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from PIL import Image
 
-__all__ = ["Kind", "Raw", "RawSplit"]
+__all__ = ["Column", "Deep", "Encoded", "Header", "Kind", "Limits", "Raw", "RawSplit"]
 
-Kind = Literal["image", "text", "vector"]
+Kind = Literal["image", "text", "vector", "table"]
+Limits = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Deep:
+    """An image of more than 8 bits: values (height, width) or (height, width, 3), and what its file says of them.
+
+    ``declared`` are the values that are black and white, ``room`` those that there are bits for; each is None where the file does
+    not say. ``own`` limits are this image's alone, such as a window.
+    """
+
+    values: np.ndarray
+    declared: Limits | None = None
+    room: Limits | None = None
+    own: bool = False
+    inverted: bool = False  # low values are white
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of an image before its pixels are decoded."""
+
+    channels: int
+    height: int
+    width: int
+    transparent: bool = False
+    deep: bool = False
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An image that is not decoded yet: what it is called, and how it is opened; ``look`` where its header takes another way."""
+
+    name: str
+    open: Callable[[], Image.Image | Deep]
+    look: Callable[[], Header] | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: numbers, words of which each is a category, or nothing but missing values."""
+
+    name: str
+    kind: Literal["number", "category", "empty"]
+    values: tuple[str, ...] = ()  # the categories; at most one more than are allowed
+    missing: bool = False
 
 
 @dataclass(frozen=True)
 class RawSplit:
-    """Rows that are read when asked for, and their labels (None where there are none)."""
+    """Rows that are read when asked for, and their labels (None where there are none).
+
+    A row is an :class:`Encoded` image, a text or a vector. The rows of a table come all at once, as ``columns``: numbers with
+    NaN, or words with None, where a value is missing.
+    """
 
     count: int
     rows: Callable[[], Iterator[Any]]
     labels: np.ndarray | None
+    columns: Callable[[], dict[str, np.ndarray]] | None = None
 
 
 @dataclass(frozen=True)
@@ -30,3 +82,5 @@ class Raw:
     classes: tuple[str, ...]
     train: RawSplit
     test: RawSplit | None
+    columns: tuple[Column, ...] = ()  # of a table, its label left out
+    prepared: bool = False  # vectors that are inputs already, and are not standardised unless that is asked for

@@ -63,7 +63,9 @@ class Samples:
 class Domain:
     """One data set with its own look: training samples, test samples and the names of its classes.
 
-    ``whole`` are both together, where nothing is labelled and the test samples were held out of the others.
+    ``whole`` are both together, where nothing is labelled and the test samples were held out of the others. ``columns`` say what
+    the coordinates of a table's vectors are, ``standardised`` how their numbers were. ``notes`` are for the user to know, such as
+    images that were left out.
     """
 
     name: str
@@ -71,6 +73,9 @@ class Domain:
     test: Samples
     classes: tuple[str, ...]
     whole: Samples | None = None
+    columns: tuple[str, ...] = ()
+    standardised: str = "none"
+    notes: tuple[str, ...] = ()
 
 
 def normalise(x: Tensor, mean: float | Sequence[float] = 0.5, std: float | Sequence[float] = 0.5) -> Tensor:

@@ -55,13 +55,13 @@ def begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], N
             raise FedstillError(f"{out} has {found[0]} rounds already, and rounds = {config.rounds}")
         if before.get("rounds") != config.rounds:
             warn(f"rounds were {before.get('rounds')} and are {config.rounds}: schedules over the rounds go on by the new number")
-    atomic_write(kept, to_toml(config))
+    atomic_write(kept, to_toml(algorithm.task.complete))
     return found if found is not None else (0, algorithm.start())
 
 
 def same_run(before: Mapping[str, Any], now: Config) -> bool:
     """Whether two configurations describe the same run: all but the number of rounds, the engine and what is evaluated."""
-    trees = [dict(before), tomllib.loads(to_toml(now))]
+    trees = [dict(before), _tree(now, before)]
     for tree in trees:
         for free in ("rounds", "engine", "evaluation"):
             tree.pop(free, None)
@@ -71,7 +71,18 @@ def same_run(before: Mapping[str, Any], now: Config) -> bool:
 def finished_run(folder: Path, config: Config) -> bool:
     """Whether this very configuration has been run to its end there."""
     kept = folder / "config.toml"
-    return (folder / "summary.json").exists() and kept.exists() and read(kept) == tomllib.loads(to_toml(config))
+    if not ((folder / "summary.json").exists() and kept.exists()):
+        return False
+    before = read(kept)
+    return before == _tree(config, before)
+
+
+def _tree(config: Config, before: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as a tree, its network the one that was written ``before`` where it is left to the data."""
+    tree = tomllib.loads(to_toml(config))
+    if config.model.name is None and not config.model.clients:
+        tree["model"] = {**tree["model"], "name": before.get("model", {}).get("name")}
+    return tree
 
 
 @contextlib.contextmanager

@@ -123,6 +123,8 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
     if done and (out / "clients.json").exists() and (out / "clients.json").read_text() != holders:
         told.warn(f"the clients' data is not what it was: {out / 'clients.json'} is written anew")
     atomic_write(out / "clients.json", holders)
+    for note in task.notes:
+        told.warn(note)
     told.started(task, done)
     ids = list(task.clients)
     count = config.clients.per_round or max(1, round(config.clients.fraction * len(ids)))

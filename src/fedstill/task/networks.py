@@ -25,7 +25,7 @@ class Networks:
     """Builds each architecture once. ``inputs`` gives the number of classes and one input's shape when they are first needed,
     so that naming architectures loads no data.
 
-    >>> networks = Networks(Config(data={"domains": []}, model={"name": "mlp"}), torch.device("cpu"), lambda: (3, (1, 4, 4)))
+    >>> networks = Networks(Config(data={"domains": []}), torch.device("cpu"), lambda: (3, (1, 4, 4)), lambda: ["mlp"])
     >>> networks.prototypes, networks.get("mlp").classes
     (['mlp'], 3)
     """
@@ -35,10 +35,9 @@ class Networks:
         config: Config,
         device: torch.device,
         inputs: Callable[[], tuple[int, tuple[int, ...]]],
-        prototypes: Callable[[], Sequence[str]] | None = None,
+        prototypes: Callable[[], Sequence[str]],
     ):
-        self.config, self.device, self._inputs = config, device, inputs
-        self._prototypes = prototypes or (lambda: config.model.dealt)
+        self.config, self.device, self._inputs, self._prototypes = config, device, inputs, prototypes
         self._networks: dict[tuple[str, str], Network] = {}
         self._live: dict[tuple[str, str], State] = {}
         self._initial: dict[tuple[object, ...], State] = {}

@@ -20,7 +20,7 @@ from fedstill.data.loading import aligned, common_classes
 from fedstill.data.samples import Domain, Samples
 from fedstill.models import names as architectures
 from fedstill.task.networks import Networks
-from fedstill.task.task import ClientInfo, Pool, Task
+from fedstill.task.task import USUAL, ClientInfo, Pool, Task, kind_of
 
 PUBLIC = "public"
 
@@ -43,6 +43,8 @@ class Site:
     shape: tuple[int, ...]
     prototype: str | None = None  # the node's own architecture, where it insists on one
     own: bool = True  # its own data, or a share of the configured partition
+    kind: str = "image"  # what its inputs are: image, text or vector
+    columns: tuple[str, ...] = ()  # what the coordinates of its vectors are, where they come from a table
 
     def to_json(self) -> str:
         """The site as JSON."""
@@ -53,8 +55,9 @@ class Site:
         """The site that :meth:`to_json` wrote; anything else is refused, since it comes from another machine."""
         try:
             fields = json.loads(text)
-            site = cls(**{**fields, "classes": tuple(map(str, fields["classes"])), "shape": tuple(map(int, fields["shape"]))})
-            sound = all(isinstance(name, str) and name for name in (site.client, site.domain))
+            lists = {"classes": tuple(map(str, fields["classes"])), "shape": tuple(map(int, fields["shape"]))}
+            site = cls(**{**fields, **lists, "columns": tuple(map(str, fields.get("columns", ())))})
+            sound = all(isinstance(name, str) and name for name in (site.client, site.domain)) and site.kind in USUAL
             if sound and isinstance(site.samples, int) and isinstance(site.prototype, str | None):
                 return site
         except (ValueError, TypeError, KeyError) as error:
@@ -138,8 +141,12 @@ class NodeTask(Task):
     def site(self) -> Site:
         """What this node tells of itself."""
         own = self.raw_domains[self.domain]
-        shape = tuple(own.train.x.shape[1:])
-        return Site(self.name, self.domain, len(own.train), own.classes, shape, self.prototype)
+        shape, prototype = tuple(own.train.x.shape[1:]), self.prototype
+        if own.standardised == "shared":
+            raise FedstillError(
+                f"'{self.source}' holds numbers, and nodes share no means and variances: set data.standardise = 'local' or 'none'"
+            )
+        return Site(self.name, self.domain, len(own.train), own.classes, shape, prototype, True, kind_of(own), own.columns)
 
 
 class RosterTask(Task):
@@ -163,7 +170,14 @@ class RosterTask(Task):
     def _settled(self, config: Config) -> Config:
         """The configuration with one shape for all inputs, which every node is told."""
         first = next(iter(self.sites.values()))
-        if len(first.shape) != 3 or any(len(site.shape) != 3 for site in self.sites.values()):
+        for site in self.sites.values():
+            if site.kind != first.kind:
+                raise FedstillError(f"'{first.client}' has inputs of the kind {first.kind}, '{site.client}' {site.kind}")
+            if site.columns != first.columns or (site.kind == "vector" and site.shape != first.shape):
+                odd = sorted({*site.columns} ^ {*first.columns})[:5]
+                apart = f": only one has {', '.join(odd)}" if odd else ", or not in the same order"
+                raise FedstillError(f"'{first.client}' and '{site.client}' do not have the same columns{apart}")
+        if first.kind != "image" or any(len(site.shape) != 3 for site in self.sites.values()):
             return config
         size = config.data.image_size
         if size is None and first.shape[1] != first.shape[2]:
@@ -182,7 +196,11 @@ class RosterTask(Task):
 
     @cached_property
     def _own(self) -> dict[str, Domain]:
-        return _served(self)
+        found = _served(self)
+        for name, domain in found.items():
+            if kind_of(domain) == "vector" and tuple(domain.train.x.shape[1:]) != self.raw_shape:
+                raise FedstillError(f"'{name}' has vectors of width {domain.train.x.shape[1]}, the nodes of {self.raw_shape[0]}")
+        return found
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -200,9 +218,14 @@ class RosterTask(Task):
         return data.channels, data.image_size, data.image_size
 
     @cached_property
+    def kind(self) -> str:
+        """What the nodes' inputs are."""
+        return next(iter(self.sites.values())).kind
+
+    @cached_property
     def clients(self) -> dict[str, ClientInfo]:
         """The nodes, in the order of their names; those without an architecture of their own are dealt one."""
-        dealt = self.config.model.dealt
+        dealt = self.dealt
         return {
             site.client: ClientInfo(site.client, site.domain, site.prototype or dealt[turn % len(dealt)], np.arange(site.samples))
             for turn, site in enumerate(self.sites.values())

@@ -18,15 +18,19 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.streams import numpy_stream
 from fedstill.data.loading import load_domains
 from fedstill.data.partition import partition
+from fedstill.data.reading import Reading
 from fedstill.data.samples import Domain, Samples, hold_out
 from fedstill.data.shifts import flip_labels, shift_labels
+from fedstill.data.sources import FILES
 from fedstill.data.text import TextOptions
 from fedstill.models.text import encoder_folder
 from fedstill.models.trunk import Top, is_cut
 from fedstill.task.networks import Networks
 from fedstill.task.trunks import through_trunk
 
-__all__ = ["ClientInfo", "Pool", "Task", "short_name"]
+__all__ = ["USUAL", "ClientInfo", "Pool", "Task", "kind_of", "short_name"]
+
+USUAL = {"image": "cnn", "text": "text-small", "vector": "mlp"}  # the network where none is named
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Task:
     @cached_property
     def networks(self) -> Networks:
         """The networks of this task, one an architecture."""
-        return Networks(self.config, self.device, self._inputs)
+        return Networks(self.config, self.device, self._inputs, lambda: self.dealt)
 
     def _inputs(self) -> tuple[int, tuple[int, ...]]:
         """The number of classes and one input's shape."""
@@ -125,19 +129,22 @@ class Task:
             limit=data.limit,
             test_limit=data.test_limit,
             seed=self.seed,
-            text=self._text,
+            reading=self._reading,
             classes=data.classes,
             unlabelled=self._unlabelled,
+            measured=self.client_domains,
         )
 
     @property
-    def _text(self) -> TextOptions | None:
-        """How text becomes token ids: an encoder's own way, where one is named."""
-        given, model = self.config.data.text, self.config.model
-        encoder = next((name for name in (*model.dealt, model.student or "") if name.startswith(("hf:", "text:"))), None)
+    def _reading(self) -> Reading:
+        """How the data is read; text becomes token ids in an encoder's own way, where one is named."""
+        data, model = self.config.data, self.config.model
+        named = (*model.clients, model.name or "", model.student or "")
+        encoder = next((name for name in named if name.startswith(("hf:", "text:"))), None)
         if encoder is None:
-            return given
-        return (given or TextOptions()).model_copy(update={"tokenizer": f"hf:{encoder_folder(encoder)}"})
+            return data
+        text = (data.text or TextOptions()).model_copy(update={"tokenizer": f"hf:{encoder_folder(encoder)}"})
+        return data.model_copy(update={"text": text})
 
     @cached_property
     def _unlabelled(self) -> frozenset[str]:
@@ -181,7 +188,7 @@ class Task:
 
     @cached_property
     def raw_shape(self) -> tuple[int, ...]:
-        """One sample's shape: (channels, height, width), or (length,) for text."""
+        """One sample's shape: (channels, height, width), (length,) for text, or (width,) for vectors."""
         return tuple(self._first.train.x.shape[1:])
 
     @cached_property
@@ -189,6 +196,29 @@ class Task:
         """One input's shape as the networks take it: a sample's, or that of a frozen trunk's output where it is kept."""
         trunk = self.kept_trunk
         return self.raw_shape if trunk is None else tuple(trunk.output_shape(self.raw_shape))
+
+    @cached_property
+    def kind(self) -> str:
+        """What the inputs are: ``image``, ``text`` or ``vector``."""
+        return kind_of(self._first)
+
+    @cached_property
+    def dealt(self) -> list[str]:
+        """The architectures dealt to the clients in turn: as named, or the usual one of the inputs' kind."""
+        return self.config.model.dealt(lambda: USUAL[self.kind])
+
+    @property
+    def complete(self) -> Config:
+        """The configuration with what was left to the data filled in, as it is written down."""
+        model = self.config.model
+        if model.name is not None or model.clients:
+            return self.config
+        return self.config.model_copy(update={"model": model.model_copy(update={"name": self.dealt[0]})})
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of the data, such as images that were left out."""
+        return [note for domain in self.raw_domains.values() for note in domain.notes]
 
     @cached_property
     def _kept(self) -> dict[str, dict[str, np.ndarray]]:
@@ -209,8 +239,7 @@ class Task:
     @cached_property
     def clients(self) -> dict[str, ClientInfo]:
         """Every client, in order of domain and number."""
-        config = self.config
-        dealt = config.model.dealt
+        config, dealt = self.config, self.dealt
         clients: dict[str, ClientInfo] = {}
         for d, name in enumerate(self.client_domains):
             train = self.raw_domains[name].train
@@ -321,10 +350,17 @@ class Task:
         return {name: self.domains[name].test for name in ([self.target] if self.target else self.client_domains)}
 
 
-def short_name(source: str) -> str:
-    """The name a domain is called by: the last part of its source.
+def kind_of(domain: Domain) -> str:
+    """What a domain's inputs are, by their type: bytes are images, whole numbers token ids, floats vectors."""
+    x = domain.train.x
+    return "image" if x.dtype == torch.uint8 else "vector" if x.is_floating_point() else "text"
 
-    >>> short_name("embedded:mnist"), short_name("pacs/photo"), short_name("/data/site_a/")
-    ('mnist', 'photo', 'site_a')
+
+def short_name(source: str) -> str:
+    """The name a domain is called by: the last part of its source, without the ending of a file.
+
+    >>> short_name("embedded:mnist"), short_name("pacs/photo"), short_name("/data/site_a/"), short_name("wards/north.csv")
+    ('mnist', 'photo', 'site_a', 'north')
     """
-    return source.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1].removesuffix(".parquet")
+    last = source.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1]
+    return next((last[: -len(end)] for end in FILES if last.lower().endswith(end) and last.lower() != end), last)

@@ -108,7 +108,7 @@ def _about(config: str, node: Mapping[str, Any]) -> Site:
     if client not in task.clients:
         raise FedstillError(f"the configuration has no client '{client}'; it has {', '.join(ids[:10])}")
     info = task.clients[client]
-    return Site(client, info.domain, info.samples, task.classes, task.shape, info.prototype, own=False)
+    return Site(client, info.domain, info.samples, task.classes, task.shape, info.prototype, own=False, kind=task.kind)
 
 
 def _turn(records: fl.RecordDict, about: Mapping[str, Any], context: fl.Context, folder: Path | None) -> fl.RecordDict:

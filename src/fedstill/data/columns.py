@@ -1,0 +1,194 @@
+"""Columns of numbers and words as vectors: one plan for all domains, missing values filled, numbers standardised.
+
+A number is one coordinate. A word is one of a list of categories that all domains share, a coordinate each. Where any domain
+lacks some numbers of a column, every domain has one more coordinate that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstill.core.errors import FedstillError
+from fedstill.data.raw import Column
+from fedstill.data.samples import Domain, Samples
+
+__all__ = ["MOST_CATEGORIES", "Plan", "columns_of", "described", "encoded", "plan_of", "settled"]
+
+MOST_CATEGORIES = 100
+MISSING = "(missing)"
+
+
+def columns_of(source: str, split: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The columns of a split of `datasets`: float64 with NaN for numbers, objects with None for words."""
+    import pyarrow  # slow
+
+    lacking = [name for name in names if name not in split.column_names]
+    if lacking:
+        raise FedstillError(f"the test set of '{source}' lacks the column '{lacking[0]}'")
+    table = split.select_columns(list(names)).with_format("arrow")[:]
+    found: dict[str, np.ndarray] = {}
+    for name in names:
+        kind, values = table.schema.field(name).type, table[name]
+        labels = getattr(split.features[name], "names", None)
+        if labels is not None:
+            found[name] = np.array([None if i is None or i < 0 else labels[i] for i in values.to_pylist()], dtype=object)
+        elif pyarrow.types.is_boolean(kind) or pyarrow.types.is_null(kind):
+            found[name] = np.array([np.nan if item is None else float(item) for item in values.to_pylist()])
+        elif pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_decimal(kind):
+            found[name] = values.cast(pyarrow.float64(), safe=False).to_numpy().astype(np.float64)
+            if np.isinf(found[name]).any():
+                row = int(np.flatnonzero(np.isinf(found[name]))[0])
+                raise FedstillError(f"column '{name}' of '{source}' holds an infinite number in row {row}")
+        elif "string" in str(kind) or pyarrow.types.is_dictionary(kind):
+            found[name] = np.array([None if item in (None, "") else str(item) for item in values.to_pylist()], dtype=object)
+        else:
+            raise FedstillError(f"column '{name}' of '{source}' holds {kind}, neither numbers nor words: name it in data.ignore")
+    return found
+
+
+def described(source: str, splits: Sequence[Any], names: Sequence[str]) -> tuple[Column, ...]:
+    """What each column is like, in all splits together."""
+    parts = [columns_of(source, split, names) for split in splits]
+    return tuple(_described(name, np.concatenate([part[name] for part in parts])) for name in names)
+
+
+def _described(name: str, values: np.ndarray) -> Column:
+    missing = np.array([item is None for item in values]) if values.dtype == object else np.isnan(values)
+    if missing.all():
+        return Column(name, "empty", missing=True)
+    if values.dtype != object:
+        return Column(name, "number", missing=bool(missing.any()))
+    words = sorted(set(values[~missing].tolist()))
+    return Column(name, "category", tuple(words[: MOST_CATEGORIES + 1]), bool(missing.any()))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which coordinate is what, the same for every domain: the numbers, those of them that need a second coordinate to say that
+    they are missing, and the categories of each column of words."""
+
+    numbers: tuple[str, ...]
+    missing: tuple[int, ...] = ()  # positions among the numbers
+    categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each coordinate is called.
+
+        >>> Plan(("age", "dose"), (1,), (("sex", ("f", "m")),)).names
+        ('age', 'dose', 'dose missing', 'sex = f', 'sex = m')
+        """
+        absent = (f"{self.numbers[i]} missing" for i in self.missing)
+        return (*self.numbers, *absent, *(f"{name} = {word}" for name, words in self.categories for word in words))
+
+
+def plan_of(held: Mapping[str, Sequence[Column]]) -> Plan:
+    """One plan for domains that hold these columns; the order is the first one's.
+
+    >>> plan_of({"a": [Column("age", "number")], "b": [Column("age", "number", missing=True)]}).names
+    ('age', 'age missing')
+    """
+    first = next(iter(held))
+    columns = {name: {column.name: column for column in own} for name, own in held.items()}
+    order = list(dict.fromkeys(column.name for own in held.values() for column in own))
+    for name in held:
+        for wanted in order:
+            if wanted not in columns[name]:
+                other = next(domain for domain in held if wanted in columns[domain])
+                raise FedstillError(
+                    f"domain '{name}' lacks the column '{wanted}' that '{other}' has (data.ignore leaves a column out everywhere)"
+                )
+    numbers: list[str] = []
+    absent: list[int] = []
+    categories: list[tuple[str, tuple[str, ...]]] = []
+    for wanted in (column.name for column in held[first]):
+        own = {name: columns[name][wanted] for name in held}
+        words, numeric = ([name for name, c in own.items() if c.kind == kind] for kind in ("category", "number"))
+        if words and numeric:
+            some = own[words[0]].values[0]
+            raise FedstillError(f"column '{wanted}' holds numbers in '{numeric[0]}' and words in '{words[0]}', such as '{some}'")
+        missing = any(column.missing for column in own.values())
+        if words:
+            categories.append((wanted, _categories(wanted, own, missing)))
+        else:
+            absent += [len(numbers)] if missing else []
+            numbers.append(wanted)
+    return Plan(tuple(numbers), tuple(absent), tuple(categories))
+
+
+def _categories(name: str, own: Mapping[str, Column], missing: bool) -> tuple[str, ...]:
+    words = sorted({word for column in own.values() for word in column.values})
+    if len(words) > MOST_CATEGORIES:
+        raise FedstillError(
+            f"column '{name}' has more than {MOST_CATEGORIES} different words, such as '{words[0]}' and '{words[1]}': too many "
+            f"for categories; leave it out with data.ignore = ['{name}'], or set data.kind = 'text' if it is what is to be read"
+        )
+    return (*words, MISSING) if missing else tuple(words)
+
+
+def encoded(columns: Mapping[str, np.ndarray], plan: Plan) -> Tensor:
+    """Rows as float64: the numbers, NaN where one is missing, then a 1 for each row's category among the zeros of the others.
+
+    >>> held = {"age": np.array([30.0, np.nan]), "sex": np.array(["f", "m"], dtype=object)}
+    >>> encoded(held, Plan(("age",), (), (("sex", ("f", "m")),)))
+    tensor([[30.,  1.,  0.],
+            [nan,  0.,  1.]], dtype=torch.float64)
+    """
+    parts = [columns[name].astype(np.float64)[:, None] for name in plan.numbers]
+    for name, words in plan.categories:
+        place = {word: i for i, word in enumerate(words)}
+        hot = np.zeros((len(columns[name]), len(words)))
+        own = [MISSING if word is None or word != word else word for word in columns[name].tolist()]
+        hot[np.arange(len(hot)), [place[word] for word in own]] = 1.0
+        parts.append(hot)
+    return torch.from_numpy(np.concatenate(parts, axis=1))
+
+
+def settled(
+    domains: Mapping[str, Domain], numbers: int, missing: Sequence[int], standardise: str, measured: Collection[str]
+) -> dict[str, Domain]:
+    """Domains of vectors whose first ``numbers`` coordinates are numbers, ready for a network: float32, standardised, filled.
+
+    A missing number becomes the mean. ``shared`` means and variances are those of the training samples of the domains in
+    ``measured``; otherwise each domain has its own.
+
+    >>> x = torch.tensor([[1.0], [3.0], [float("nan")]])
+    >>> one = Domain("a", Samples(x), Samples(x[:1]), ())
+    >>> settled({"a": one}, 1, [0], "shared", ["a"])["a"].train.x.tolist()
+    [[-1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    """
+    shared = [domains[name].train.x[:, :numbers] for name in measured] if standardise == "shared" else None
+    found = {}
+    for name, domain in domains.items():
+        mean, deviation = _moments(shared or [domain.train.x[:, :numbers]])
+
+        def ready(samples: Samples, mean: Tensor = mean, deviation: Tensor = deviation) -> Samples:
+            own, rest = samples.x[:, :numbers], samples.x[:, numbers:]
+            absent = own.isnan()
+            if bool(absent.any()):
+                own = torch.where(absent, mean.to(own.dtype), own)
+            if standardise != "none":
+                own = (own.double() - mean) / deviation
+            parts = [part.float() for part in (own, absent[:, list(missing)], rest) if part.shape[1]]
+            return Samples(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], samples.y)
+
+        found[name] = replace(domain, train=ready(domain.train), test=ready(domain.test), standardised=standardise)
+    return found
+
+
+def _moments(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Means and deviations, coordinate by coordinate, of what is not missing: from counts, sums and sums of squares."""
+    held = [part.double() for part in parts]
+    count = sum((~part.isnan()).sum(0) for part in held)
+    assert isinstance(count, Tensor)
+    mean = torch.stack([part.nansum(0) for part in held]).sum(0) / count.clamp_min(1)
+    variance = torch.stack([(part - mean).square().nansum(0) for part in held]).sum(0) / count.clamp_min(1)
+    deviation = variance.sqrt()
+    # what never changes stays as it is; rounding alone may make a constant differ from its mean
+    return mean, torch.where(deviation > 1e-9 * mean.abs(), deviation, torch.ones_like(deviation))
