@@ -7,6 +7,7 @@ times and then repaired by moving single samples.
 from __future__ import annotations
 
 import heapq
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Literal
@@ -229,7 +230,9 @@ def _by_flower(labels: np.ndarray, clients: int, spec: Partition, rng: np.random
     order = rng.permutation(len(labels))
     divide.dataset = datasets.Dataset.from_dict({"label": labels[order], "position": order})
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            # its sorting by pyarrow is deprecated there, which is not for our users to know
+            warnings.simplefilter("ignore", FutureWarning)
             return [np.asarray(divide.load_partition(client)["position"][:], dtype=np.int64) for client in range(clients)]
     except ValueError as error:
         raise FedstillError(f"'{spec.kind}' shares of {len(labels)} samples leave some of {clients} clients none") from error
