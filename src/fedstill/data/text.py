@@ -10,7 +10,7 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from fedstill.core.errors import FedstillError
@@ -30,9 +30,16 @@ class TextOptions(Part):
     vocab: Annotated[int, Field(ge=2)] = 8192
     """Number of token ids that words are hashed to, and the vocabulary of the model ``text-small``."""
 
-    tokenizer: Annotated[str, Field(pattern=r"^(hash|hf:.+)$")] = "hash"
+    tokenizer: str = "hash"
     """``hash``: each lower-cased word or punctuation mark is hashed, so that clients need no common vocabulary. ``hf:NAME``: a
     tokenizer of the Hugging Face Hub or of a local folder."""
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value != "hash" and not re.match(r"hf:.", value):
+            raise ValueError("a tokenizer is 'hash' or 'hf:NAME', such as 'hf:distilbert-base-uncased'")
+        return value
 
 
 def tokenize(texts: Sequence[str], options: TextOptions) -> Tensor:
