@@ -24,14 +24,20 @@ def compare(
     out: str | Path = "runs/compare",
     settings: Sequence[str] = (),
     listener: Callable[[Planned], Listener] = lambda one: Listener(),
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Run]:
     """Run every system with every seed, as ``fedstill compare`` does. Writes table.md, summary.json and report.html.
 
     ``what`` is a preset, a TOML file or a tree of plain values; ``listener`` makes the one that is told of each run. Finished
     runs in ``out`` are kept and interrupted ones resumed; so the same call can be made again.
+
+    What ``[algorithm]`` says of training (``distillation``, ``source.size``, ...) and what ``settings`` say reaches every system
+    that has the option; ``say`` is called with what does not apply to a system, a line each, before the first run.
     """
     folder = Path(out)
     plans = plan(what, algorithms, seeds, folder, settings)
+    for note in dict.fromkeys(one.note for one in plans if one.note):
+        say(note)
     run_planned(plans, listener)
     runs = load_runs([one.folder for one in plans])
     atomic_write(folder / "table.md", markdown(summarise(runs)))

@@ -122,7 +122,7 @@ def test_a_hundred_malformed_configurations_end_with_status_2_and_no_traceback(t
     [
         (["run", "dmo"], "unknown preset 'dmo'; did you mean 'demo'?"),
         (["run", "absent.toml"], "no such file: absent.toml"),
-        (["run", "demo", "--set", "rounds"], "--set takes key=value"),
+        (["run", "demo", "--set", "rounds"], "a setting is key=value"),
         (["run", "demo", "--set", 'data.domains=["embedded:mnits"]'], "mnist"),
         (["run", "demo", "--set", 'data.domains=["no/such/folder"]'], "no/such/folder"),
         (["run", "demo", "--set", "model.name=resnet9"], "resnet8"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstill.cli.completion import systems
-from fedstill.cli.console import console
+from fedstill.cli.console import console, remark
 from fedstill.cli.options import Set, What, whole_numbers, words
 from fedstill.cli.show import Shown
 from fedstill.core.errors import FedstillError
@@ -48,7 +48,7 @@ def compare_shown(what: str, names: Sequence[str], seeds: Sequence[int], out: Pa
         name = f"{one.algorithm} seed {one.seed}" if len(seeds) > 1 else one.algorithm
         return Shown(name, who=(one.algorithm, one.seed) == (names[0], seeds[0]))  # who holds what is said once
 
-    runs = compare_runs(what, names, seeds=seeds, out=out, settings=assignments, listener=listener)
+    runs = compare_runs(what, names, seeds=seeds, out=out, settings=assignments, listener=listener, say=remark)
     rows = summarise(runs)
     console.print(rich_table(rows, console.width))
     if said := verdict(rows).line:

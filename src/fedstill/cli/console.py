@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-__all__ = ["console", "megabytes"]
+__all__ = ["console", "megabytes", "remark"]
 
 console = Console(highlight=False)
 
@@ -19,3 +19,8 @@ def megabytes(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count:.0f} B"
+
+
+def remark(text: str) -> None:
+    """A line that is worth knowing and no warning."""
+    console.print(text, soft_wrap=True, markup=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedstill.cli.console import console
+from fedstill.cli.console import console, remark
 from fedstill.cli.options import Set, What
 from fedstill.cli.show import Shown
 from fedstill.run.trackers import TRACKERS, tracker
@@ -32,10 +32,12 @@ def run(
 ) -> None:
     """Run a configuration; writes config.toml, history.jsonl, summary.json, the model and checkpoints to OUT."""
     # slow: they bring torch
-    from fedstill.run.configuration import configuration
+    from fedstill.run.configuration import resolved, tree_in
     from fedstill.run.loop import run as run_config
 
     assignments = [*(set_ or []), *([f"engine.workers={workers}"] if workers is not None else [])]
-    config = configuration(what, assignments)
-    run_config(config, out, resume=resume, listeners=[Shown(), *(tracker(name, out) for name in track or [])])
+    found = resolved(tree_in(what), assignments)
+    if found.note:
+        remark(found.note)
+    run_config(found.config, out, resume=resume, listeners=[Shown(), *(tracker(name, out) for name in track or [])])
     console.print(f"written to {out}", soft_wrap=True)

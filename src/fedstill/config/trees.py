@@ -4,37 +4,65 @@ from __future__ import annotations
 
 import copy
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import FedstillError
+from fedstill.core.options import laid_over
 
-__all__ = ["read", "settings"]
+__all__ = ["over", "read", "settings"]
+
+RIVALS = {"steps": "epochs", "epochs": "steps"}  # two ways to say how long: whoever says one later means that one
 
 
-def settings(tree: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """``tree`` with ``key.path=value`` assignments made; values are TOML, or strings where they are not.
+def settings(tree: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """``tree`` with ``key.path=value`` assignments made; values are TOML, or strings where they are not. ``key.path=`` takes the
+    key away, so that its default holds.
 
-    >>> settings({"local": {"epochs": 1}}, ["local.epochs=3", "model.name=resnet8"])
-    {'local': {'epochs': 3}, 'model': {'name': 'resnet8'}}
+    >>> settings({"local": {"epochs": 1}, "data": {"server": "a"}}, ["local.epochs=3", "model.name=resnet8", "data.server="])
+    {'local': {'epochs': 3}, 'data': {}, 'model': {'name': 'resnet8'}}
+    >>> settings({"distillation": {"epochs": 4}}, ["distillation.steps=30"])
+    {'distillation': {'steps': 30}}
     """
-    tree = copy.deepcopy(tree)
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key.strip():
-            raise FedstillError(f"--set takes key=value, not '{assignment}'")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        here = tree
-        *parents, last = key.strip().split(".")
+    found = copy.deepcopy(dict(tree))
+    keys = [assignment.partition("=")[0].strip() for assignment in assignments]
+    for key, assignment in zip(keys, assignments, strict=True):
+        _, equals, text = assignment.partition("=")
+        if not equals or not key:
+            raise FedstillError(f"a setting is key=value, not '{assignment}'")
+        here = found
+        *parents, last = key.split(".")
         for parent in parents:
             here = here.setdefault(parent, {})
             if not isinstance(here, dict):
-                raise FedstillError(f"--set {assignment}: '{parent}' is a value, not a table")
-        here[last] = value
-    return tree
+                raise FedstillError(f"{assignment}: '{parent}' is a value, not a table")
+        if not text.strip():
+            here.pop(last, None)
+            continue
+        try:
+            here[last] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            here[last] = text
+        if last in RIVALS and ".".join([*parents, RIVALS[last]]) not in keys:
+            here.pop(RIVALS[last], None)
+    return found
+
+
+def over(under: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Two trees, the second winning, tables merged key by key; steps above win over epochs below, and epochs over steps.
+
+    >>> over({"a": {"epochs": 1, "size": 2}}, {"a": {"steps": 9}})
+    {'a': {'size': 2, 'steps': 9}}
+    """
+    return laid_over(_without_rivals(under, upper), upper)
+
+
+def _without_rivals(under: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    lost = {rival for name, rival in RIVALS.items() if name in upper and rival not in upper}
+    kept = {key: value for key, value in under.items() if key not in lost}
+    both = [key for key, value in kept.items() if isinstance(value, Mapping) and isinstance(upper.get(key), Mapping)]
+    return {**kept, **{key: _without_rivals(kept[key], upper[key]) for key in both}}
 
 
 def read(path: Path) -> dict[str, Any]:

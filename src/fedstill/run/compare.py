@@ -11,7 +11,7 @@ from fedstill.algorithms import create
 from fedstill.config.tables import Config
 from fedstill.config.trees import read
 from fedstill.core.errors import FedstillError
-from fedstill.run.configuration import resolve, tree_in
+from fedstill.run.configuration import resolve_each, tree_in
 from fedstill.run.folder import finished_run, same_run
 from fedstill.run.listener import Listener
 from fedstill.run.loop import run
@@ -28,6 +28,7 @@ class Planned:
     seed: int
     config: Config
     folder: Path
+    note: str | None = None  # which of the settings do not apply to this system
 
 
 def folder_of(out: Path, name: str, seed: int) -> Path:
@@ -43,13 +44,16 @@ def plan(
     what: str | Path | Mapping[str, Any], names: Sequence[str], seeds: Sequence[int], out: Path, settings: Sequence[str] = ()
 ) -> list[Planned]:
     """The runs of a comparison, checked: what one of them cannot do, and a folder that another run has, is said before the
-    first one trains."""
+    first one trains.
+
+    The settings of the file reach every system that has them (:func:`fedstill.run.configuration.resolved`)."""
     raw = tree_in(what)
-    found = []
-    for name in names:
-        for seed in seeds:
-            config = resolve(raw, [*settings, f'algorithm.name="{name}"', f"seed={seed}"])
-            found.append(Planned(name, seed, config, folder_of(out, name, seed)))
+    by_seed = [resolve_each(raw, names, [*settings, f"seed={seed}"]) for seed in seeds]
+    found = [
+        Planned(name, seed, each[place].config, folder_of(out, name, seed), each[place].note)
+        for place, name in enumerate(names)
+        for seed, each in zip(seeds, by_seed, strict=True)
+    ]
     for one in found:
         create(Task(one.config))
         kept = one.folder / "config.toml"

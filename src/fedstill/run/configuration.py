@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedstill.algorithm import ALGORITHMS
 from fedstill.algorithms import options_of
 from fedstill.config.presets import tree_of
 from fedstill.config.tables import Config
-from fedstill.config.trees import settings
+from fedstill.config.trees import over, settings
 from fedstill.core.errors import FedstillError
-from fedstill.core.options import laid_over, validated
+from fedstill.core.options import validated
+from fedstill.run.sharing import Shared, in_words, shared
 
-__all__ = ["configuration", "from_toml", "parse", "resolve", "tree_in"]
+__all__ = ["Resolved", "configuration", "from_toml", "parse", "resolve", "resolve_each", "resolved", "tree_in"]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A complete configuration, and what was said in its place and does not apply to its system, in one line."""
+
+    config: Config
+    note: str | None = None
 
 
 def configuration(name: str, assignments: Sequence[str] = ()) -> Config:
@@ -33,14 +44,110 @@ def tree_in(what: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
 
 def resolve(raw: Mapping[str, Any], assignments: Sequence[str] = ()) -> Config:
     """The configuration in a raw tree, its ``[for.NAME]`` table of the algorithm in force laid over it."""
+    return resolved(raw, assignments).config
+
+
+def resolved(raw: Mapping[str, Any], assignments: Sequence[str] = ()) -> Resolved:
+    """The same, with what does not apply to the system that the assignments name.
+
+    Of the options written for the system that the file names, another one gets those that it has too, unless they make the
+    first what it is; ``[for.NAME]`` wins over them, and the assignments over both.
+
+    >>> tree = {"data": {"domains": ["embedded:mnist"], "holdout": 0.1}, "algorithm": {"name": "fedd3a", "rate": {"final": 0.1},
+    ...         "distillation": {"epochs": 4}}}
+    >>> found = resolved(tree, ["algorithm.name=feddf"])
+    >>> found.config.algorithm["distillation"]["epochs"], found.note
+    (4, 'feddf: no rate, ignored')
+    """
     tree = {key: value for key, value in raw.items() if key not in ("about", "for")}
     overlays = raw.get("for", {})
-    chosen = _named(settings(tree, list(assignments)))
-    if chosen is not None and _named(tree) not in (None, chosen):
-        tree = {**tree, "algorithm": {}}  # another system: the options written for the first do not apply
+    chosen, named = _named(settings(tree, assignments)), _named(tree)
+    left = Shared()
+    if chosen is not None and named not in (None, chosen):
+        options_of(tree["algorithm"])  # a mistake in the file is one whichever system is chosen
+        left = shared(tree["algorithm"], ALGORITHMS.get(str(named)).Options, ALGORITHMS.get(chosen).Options)
+        tree = {**tree, "algorithm": left.options}
     if isinstance(overlays, dict) and isinstance(overlays.get(chosen), dict):
-        tree = laid_over(tree, overlays[chosen])
-    return parse(settings(tree, list(assignments)))
+        tree = over(tree, overlays[chosen])
+    return Resolved(parse(settings(tree, assignments)), in_words(chosen or "", left.lacking, left.own, named))
+
+
+def resolve_each(raw: Mapping[str, Any], names: Sequence[str], assignments: Sequence[str] = ()) -> list[Resolved]:
+    """The configurations of several systems. An assignment to ``algorithm`` reaches those that take it; one that none of them
+    takes is a mistake. The same holds for the options of an ``[algorithm]`` table that names no system.
+
+    >>> tree = {"data": {"domains": ["embedded:mnist"], "holdout": 0.1}}
+    >>> for one in resolve_each(tree, ["fedavg", "feddf"], ["algorithm.distillation.steps=30"]):
+    ...     print(one.config.algorithm.get("distillation", {}).get("steps"), one.note)
+    None fedavg: no distillation.steps, ignored
+    30 None
+    """
+    free, table = dict(raw), raw.get("algorithm")
+    loose: list[str | tuple[str, Any]] = [one for one in assignments if one.partition("=")[0].strip().startswith("algorithm.")]
+    if isinstance(table, Mapping) and "name" not in table:
+        free["algorithm"] = {}
+        loose = [*table.items(), *loose]
+    fixed = [one for one in assignments if one not in loose]
+    found, refused = [], dict[int, list[FedstillError]]()
+    for name in names:
+        one, wrong = _taking(free, name, fixed, loose)
+        for place, error in wrong.items():
+            refused.setdefault(place, []).append(error)
+        found.append(one)
+    for errors in refused.values():
+        if len(errors) == len(names):
+            raise min(errors, key=_how_far)
+    return found
+
+
+def _how_far(error: FedstillError) -> int:
+    """Of the errors of several systems, the one that knows the key, or one near it, tells most."""
+    text = str(error)
+    return 0 if not text.startswith("unknown key") else 1 if "did you mean" in text else 2
+
+
+def _taking(
+    raw: Mapping[str, Any], name: str, fixed: Sequence[str], loose: Sequence[str | tuple[str, Any]]
+) -> tuple[Resolved, dict[int, FedstillError]]:
+    """A system's configuration with those of the ``loose`` settings that it takes, and why it does not take the others."""
+    system = f'algorithm.name="{name}"'
+
+    def attempt(places: Sequence[int]) -> Resolved:
+        chosen = [loose[place] for place in places]
+        table = {**raw.get("algorithm", {}), **dict(one for one in chosen if not isinstance(one, str))}
+        return resolved({**raw, "algorithm": table}, [*fixed, *(one for one in chosen if isinstance(one, str)), system])
+
+    try:
+        return attempt(range(len(loose))), {}
+    except FedstillError:
+        taken: list[int] = []
+        found = attempt(taken)  # what is wrong without them is wrong
+    wrong: dict[int, FedstillError] = {}
+    left = list(range(len(loose)))
+    while left:  # one may be taken only after another, such as an option of a weighting that a later setting names
+        before = len(left)
+        for place in list(left):
+            try:
+                found = attempt(sorted([*taken, place]))
+            except FedstillError as error:
+                wrong[place] = error
+                continue
+            taken.append(place)
+            left.remove(place)
+            wrong.pop(place, None)
+        if len(left) == before:
+            break
+    names = [_label(loose[place], name) for place in left]
+    return Resolved(found.config, "; ".join(filter(None, [found.note, in_words(name, names)]))), wrong
+
+
+def _label(setting: str | tuple[str, Any], name: str) -> str:
+    """How a setting that a system does not take is called: its key, or with its value where the system has the key."""
+    if not isinstance(setting, str):
+        return setting[0]
+    key, _, value = setting.removeprefix("algorithm.").partition("=")
+    known = key.strip().split(".")[0] in ALGORITHMS.get(name).Options.model_fields
+    return f"{key.strip()} = {value.strip()}" if known else key.strip()
 
 
 def _named(tree: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,81 @@
+"""Which options of a file's ``[algorithm]`` table reach another system than the one that it names.
+
+What says how long and how students train is shared, so that a comparison is fair; what makes a system what it is stays with it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedstill.algorithm import Options
+
+__all__ = ["Shared", "in_words", "shared"]
+
+# what makes a system what it is: the options of others are not its own
+DEFINING = ("merge", "weighting", "weighting_options", "ensemble", "preset")
+DEFINING_IN = {"source": ("kind", "generator", "shares", "options")}
+ALIKE = ("drop_worst", "line")  # declared by several families of systems, and the same in all
+
+
+@dataclass
+class Shared:
+    """What another system takes of a table, and what it does not."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    lacking: list[str] = field(default_factory=list)  # it has no such option
+    own: list[str] = field(default_factory=list)  # it has its own, which is another or defines it
+
+
+def shared(table: Mapping[str, Any], written_for: type[Options], other: type[Options]) -> Shared:
+    """What of the options in ``table``, written for one system, reaches another.
+
+    >>> from fedstill.algorithms import algorithms
+    >>> kinds = {name: kind.Options for name, kind in algorithms().items()}
+    >>> table = {"weighting": "soft", "distillation": {"epochs": 4}, "rate": {"kind": "constant"}}
+    >>> shared(table, kinds["fedd3a"], kinds["feddf"])
+    Shared(options={'distillation': {'epochs': 4}}, lacking=['rate'], own=['weighting'])
+    >>> shared({"mu": 1.0}, kinds["fedprox"], kinds["moon"]).own  # two options of one name
+    ['mu']
+    """
+    found = Shared()
+    for name, value in table.items():
+        if name == "name":
+            continue
+        if name not in other.model_fields:
+            found.lacking.append(name)
+        elif name in DEFINING or not _same(name, written_for, other):
+            found.own.append(name)
+        elif name in DEFINING_IN and isinstance(value, Mapping):
+            found.own += [f"{name}.{key}" for key in value if key in DEFINING_IN[name]]
+            rest = {key: inner for key, inner in value.items() if key not in DEFINING_IN[name]}
+            if rest:
+                found.options[name] = rest
+        else:
+            found.options[name] = value
+    return found
+
+
+def _same(name: str, one: type[Options], other: type[Options]) -> bool:
+    """Whether two systems have an option from one place; options that only share a name are different ones."""
+    return name in ALIKE or _declared(name, one) is _declared(name, other)
+
+
+def _declared(name: str, kind: type[Options]) -> type | None:
+    """The class that first has the option."""
+    having = [base for base in kind.__mro__ if name in inspect.get_annotations(base)]
+    return having[-1] if having else None
+
+
+def in_words(system: str, lacking: Iterable[str], own: Iterable[str] = (), whose: str | None = None) -> str | None:
+    """What a system does not take, in one line; None where it takes everything.
+
+    >>> in_words("fedavg", ["distillation", "source"], ["merge"], "fedd3a")
+    "fedavg: no distillation, no source, ignored; its own merge, not fedd3a's"
+    """
+    none = ", ".join(f"no {name}" for name in dict.fromkeys(lacking))
+    kept = ", ".join(dict.fromkeys(own))
+    parts = [*([f"{none}, ignored"] if none else []), *([f"its own {kept}, not {whose}'s"] if kept else [])]
+    return f"{system}: {'; '.join(parts)}" if parts else None
