@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 
@@ -16,13 +15,14 @@ from fedstill.core.message import Message
 from fedstill.engine.inprocess import InProcess
 from fedstill.engine.memory import Memory
 from fedstill.run.configuration import parse
+from fedstill.run.history import read_history
 from fedstill.run.loop import drive, run
 from fedstill.task import Task
 from tests.conftest import tiny_tree
 
 
 def lines(folder):
-    found = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    found = read_history(folder / "history.jsonl")
     for line in found:
         line.pop("seconds")
     return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import safetensors.torch
 import torch
@@ -17,6 +15,7 @@ from fedstill.fusion.sources import Source, draw, fresh_inputs
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst, kept
 from fedstill.models import build_generator
 from fedstill.models.statistics import buffer_names, recalibrate
+from fedstill.run.history import read_history
 from fedstill.run.loop import run
 from fedstill.task import Task
 
@@ -234,7 +233,7 @@ def test_a_round_says_what_distillation_did(tiny, tmp_path):
     assert line["distillation"]["mlp"]["steps"] == 20
     assert {"validation_before", "validation_after", "kept"} <= set(line["distillation"]["mlp"])
     assert line["weights"] == {"optdigits-0": 0.5, "mnist-0": 0.5}
-    assert json.loads((tmp_path / "a" / "history.jsonl").read_text().splitlines()[0]) == line
+    assert read_history(tmp_path / "a" / "history.jsonl")[0] == line
 
 
 def test_the_user_is_warned_where_distillation_hurts(tiny, tmp_path):

@@ -167,7 +167,7 @@ def test_finished_rounds_are_not_lost_to_a_missing_checkpoint_or_configuration(t
 def test_a_folder_of_something_else_is_left_alone(tiny, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"somebody's")
     for resume in (False, True):
-        with pytest.raises(FedstillError, match="choose another --out"):
+        with pytest.raises(FedstillError, match="choose another folder"):
             run(tiny(rounds=1), tmp_path, resume=resume)
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("model.safetensors", b"somebody's")]
 

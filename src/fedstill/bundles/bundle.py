@@ -8,7 +8,6 @@ are opened only by someone who says that they trust the sender.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
 from fedstill.algorithm import Reply
 from fedstill.bundles.programs import Program, open_program
+from fedstill.core.digests import digest
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.files import atomic_write
 from fedstill.core.message import Message, State, clone
@@ -39,7 +38,6 @@ __all__ = [
     "Subspace",
     "as_described",
     "build_network",
-    "digest",
     "read_bundle",
     "scale_fault",
     "write_bundle",
@@ -302,19 +300,3 @@ def _about(path: Path, said: str) -> About:
         raise FedstillError(f"{path}: bad description: {where + ': ' if where else ''}{problem['msg']}") from None
     except ValueError as error:
         raise FedstillError(f"{path}: bad description: {first_line(error)}") from None
-
-
-def digest(tensors: Mapping[str, Tensor], said: str = "") -> str:
-    """A fingerprint of tensors and what is said of them, in hexadecimal (SHA-256); the order of the tensors does not count.
-
-    >>> one = {"a": torch.zeros(2), "b": torch.ones(1)}
-    >>> digest(one) == digest(dict(reversed(one.items()))) != digest({**one, "b": torch.zeros(1)})
-    True
-    """
-    mark = hashlib.sha256(said.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        mark.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        if tensor.numel():
-            mark.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return mark.hexdigest()

@@ -18,11 +18,12 @@ import safetensors.torch
 import tomli_w
 import torch
 
-from fedstill.bundles.bundle import digest
 from fedstill.bundles.folder import CARD, FACTS, ONNX, WEIGHTS, check_target
+from fedstill.core.digests import digest
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.files import atomic_write
 from fedstill.core.version import __version__
+from fedstill.run.history import encoded
 
 if TYPE_CHECKING:
     from fedstill.bundles.fuse.result import Fused
@@ -106,7 +107,7 @@ def run_files(fused: Fused) -> dict[str, str]:
         "command": _command(fused),
     }
     config = {"seed": fused.settings["seed"], "rounds": 1, "algorithm": {"name": "fuse", **fused.settings}}
-    texts = (tomli_w.dumps(config), json.dumps(line) + "\n", json.dumps(summary) + "\n")
+    texts = (tomli_w.dumps(config), encoded(line), json.dumps(summary) + "\n")
     return dict(zip(RUN_FILES, texts, strict=True))
 
 

@@ -11,7 +11,8 @@ import safetensors
 import safetensors.torch
 from pydantic import ValidationError
 
-from fedstill.bundles.bundle import About, build_network, digest
+from fedstill.bundles.bundle import About, build_network
+from fedstill.core.digests import digest
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.message import State
 from fedstill.models.network import Network

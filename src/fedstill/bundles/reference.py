@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedstill.bundles.bundle import Subspace, digest, read_bundle
+from fedstill.bundles.bundle import Subspace, read_bundle
 from fedstill.bundles.folder import read_fused
+from fedstill.core.digests import digest
 from fedstill.core.errors import FedstillError, unknown
 from fedstill.models import build, load_weights, names
 from fedstill.models.network import Network

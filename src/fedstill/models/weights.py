@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fedstill.core.errors import FedstillError
 
+from .files import read_state
 from .network import Network
 
 __all__ = ["load_weights"]
@@ -56,7 +56,7 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise FedstillError(f"weights '{file}': no such file")
     try:
         if file.suffix == ".safetensors":
-            return load_file(file)
+            return read_state(file)[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other pickle protocols: what matters is in the error
             state = torch.load(file, map_location="cpu", weights_only=True)

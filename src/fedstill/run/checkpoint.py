@@ -14,7 +14,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.files import atomic_write
 from fedstill.core.message import Message
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["any_checkpoint", "load_checkpoint", "save_checkpoint"]
 
 KEEP = 2
 
@@ -33,6 +33,11 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-[0-9]*-*.safetensors"))
 
 
+def any_checkpoint(folder: Path) -> bool:
+    """Whether there is a checkpoint, sound or not."""
+    return bool(_files(folder))
+
+
 def load_checkpoint(folder: Path, warn: Callable[[str], None] = print) -> tuple[int, Server] | None:
     """The newest sound checkpoint and its round; None where there is none. A damaged one is refused with a warning and the
     one before is used."""
@@ -44,5 +49,5 @@ def load_checkpoint(folder: Path, warn: Callable[[str], None] = print) -> tuple[
             return int(number), Server.from_message(Message.from_bytes(data))
         warn(f"checkpoint {path} is damaged and is not used")
     if files:
-        raise FedstillError(f"every checkpoint in {folder} is damaged; choose another --out")
+        raise FedstillError(f"every checkpoint in {folder} is damaged; choose another folder (out)")
     return None

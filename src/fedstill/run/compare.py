@@ -58,7 +58,7 @@ def plan(
         create(Task(one.config))
         kept = one.folder / "config.toml"
         if kept.exists() and not same_run(read(kept), one.config):
-            raise FedstillError(f"{one.folder} holds a run of another configuration; choose another --out")
+            raise FedstillError(f"{one.folder} holds a run of another configuration; choose another folder (out)")
     return found
 
 

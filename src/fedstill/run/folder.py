@@ -9,20 +9,19 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-
 from fedstill.algorithm import Algorithm, Round, Server
 from fedstill.config.tables import Config, to_toml
 from fedstill.config.trees import read
 from fedstill.core.errors import FedstillError
-from fedstill.core.files import atomic_write, to_json
+from fedstill.core.files import atomic_write
 from fedstill.core.message import State
 from fedstill.data.images import png_grid
+from fedstill.models.files import state_bytes
 from fedstill.run import history as records
-from fedstill.run.checkpoint import load_checkpoint
+from fedstill.run.checkpoint import any_checkpoint, load_checkpoint
 from fedstill.task import Task
 
-__all__ = ["begin", "finished_run", "folder_lock", "same_run", "write_models", "write_samples"]
+__all__ = ["about_model", "begin", "finished_run", "folder_lock", "same_run", "write_models", "write_samples"]
 
 RESULTS = ("config.toml", "summary.json", "confusion.json", "model.safetensors", "models", "checkpoint")  # what a run writes
 
@@ -33,24 +32,28 @@ def begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], N
     config = algorithm.task.config
     history, kept = out / "history.jsonl", out / "config.toml"
     finished = len(records.read_history(history))
+    if not resume and (finished or any_checkpoint(out / "checkpoint")):
+        raise FedstillError(f"{out} already holds a run: go on with it (resume), or choose another folder (out)")
     found = load_checkpoint(out / "checkpoint", warn) if resume else None
-    if finished and not resume:
-        raise FedstillError(f"{out} already holds a run; use --resume to go on, or another --out")
     if finished > 1 and found is None:  # one line may have come before its checkpoint
-        raise FedstillError(f"{out} has a history of {finished} rounds and no checkpoint to go on from; choose another --out")
+        raise FedstillError(
+            f"{out} has a history of {finished} rounds and no checkpoint to go on from; choose another folder (out)"
+        )
     if not history.exists():
         others = [name for name in RESULTS if (out / name).exists()]
         if others:
-            raise FedstillError(f"{out} holds {', '.join(others)} and no run's history; choose another --out")
+            raise FedstillError(f"{out} holds {', '.join(others)} and no run's history; choose another folder (out)")
         if resume:
             warn(f"there is no run in {out} to go on with: it is begun")
         records.rewrite(history, [])
     if found is not None:
         if not kept.exists():
-            raise FedstillError(f"{kept} is missing: what its checkpoints are of is not known; choose another --out")
+            raise FedstillError(f"{kept} is missing: what its checkpoints are of is not known; choose another folder (out)")
         before = read(kept)
         if not same_run(before, config):
-            raise FedstillError(f"{kept} differs from this configuration; --resume needs the same one (rounds may grow)")
+            raise FedstillError(
+                f"{kept} differs from this configuration: to go on with a run (resume) takes the same one (rounds may grow)"
+            )
         if config.rounds < found[0]:
             raise FedstillError(f"{out} has {found[0]} rounds already, and rounds = {config.rounds}")
         if before.get("rounds") != config.rounds:
@@ -117,11 +120,22 @@ def write_models(out: Path, products: Mapping[str, tuple[str, State]], task: Tas
     """The final weights: ``model.safetensors``, or ``models/<name>.safetensors`` where there are several."""
     for name, (prototype, state) in products.items():
         path = out / "model.safetensors" if len(products) == 1 else out / "models" / f"{name.replace('/', '_')}.safetensors"
-        plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in task.networks.whole(prototype, state).items()}
-        # one entry: safetensors writes several in no fixed order, and equal models should be equal files
-        about = {
-            "fedstill": to_json(
-                {"model": task.networks.served(prototype), "classes": list(task.classes), "shape": list(task.raw_shape)}
-            )
-        }
-        atomic_write(path, safetensors.torch.save(plain, about))
+        atomic_write(path, state_bytes(task.networks.whole(prototype, state), about_model(task, prototype)))
+
+
+def about_model(task: Task, prototype: str) -> dict[str, Any]:
+    """What a file of weights says of its network: all that is needed to build it again and to make inputs for it."""
+    data = task.config.data
+    network = task.networks.architecture(prototype, task.networks.served(prototype))
+    built = task.networks.get(prototype, "student")
+    text = {"text": data.text.model_dump(mode="json")} if task.kind == "text" and data.text is not None else {}
+    return {
+        "model": network["name"],
+        "norm": network["norm"],
+        "options": network["options"],
+        "classes": list(task.classes),
+        "shape": list(task.raw_shape),
+        "mean": built.mean,
+        "std": built.std,
+        **text,
+    }

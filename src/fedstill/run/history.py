@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Required, TypedDict, cast
@@ -21,6 +23,7 @@ __all__ = [
     "Line",
     "Summary",
     "append",
+    "encoded",
     "put_aside",
     "read_history",
     "read_summary",
@@ -33,6 +36,9 @@ __all__ = [
     "truncate",
     "with_notes",
 ]
+
+
+CHECK = "check"  # the last field of every line: a checksum of the others
 
 
 class Dropped(TypedDict):
@@ -84,22 +90,51 @@ class Summary(TypedDict, total=False):
 
 
 def sound_lines(text: str) -> tuple[list[Line], list[int]]:
-    """The lines in a history's text, and the numbers of those that are cut off or damaged.
+    """The lines in a history's text, and the numbers of those that are cut off or damaged. Lines of older versions have no
+    checksum, which is taken where no line of the file has one.
 
     >>> sound_lines('{"round": 1, "accuracy": 0.5}\\n{"round": 2, "accu')
     ([{'round': 1, 'accuracy': 0.5}], [2])
     """
+    found = {place: sound_json(raw) for place, raw in enumerate(text.splitlines(), start=1) if raw.strip()}
+    checked = any(isinstance(line, dict) and CHECK in line for line in found.values())
     lines: list[Line] = []
     damaged: list[int] = []
-    for place, raw in enumerate(text.splitlines(), start=1):
-        if not raw.strip():
-            continue
-        line = sound_json(raw)
-        if isinstance(line, dict) and isinstance(line.get("round"), int) and not isinstance(line["round"], bool):
-            lines.append(cast(Line, line))
+    for place, line in found.items():
+        if isinstance(line, dict) and _is_round(line) and (_matches(line) if CHECK in line else not (checked or _lost_its(line))):
+            lines.append(cast(Line, {name: value for name, value in line.items() if name != CHECK}))
         else:
             damaged.append(place)
     return lines, damaged
+
+
+def _is_round(line: Mapping[str, Any]) -> bool:
+    return isinstance(line.get("round"), int) and not isinstance(line["round"], bool)
+
+
+def _matches(line: Mapping[str, Any]) -> bool:
+    return bool(line[CHECK] == _checksum({name: value for name, value in line.items() if name != CHECK}))
+
+
+def _lost_its(line: Mapping[str, Any]) -> bool:
+    """Whether a line without a check ends in something that looks like one: its name was damaged."""
+    last = list(line.values())[-1]
+    return isinstance(last, str) and len(last) == 8 and len(re.findall("[0-9a-f]", last)) >= 6
+
+
+def _checksum(line: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(to_json(line).encode()):08x}"
+
+
+def encoded(line: Mapping[str, Any]) -> str:
+    """A round's line as the file has it: with a checksum of all else in its last field.
+
+    >>> encoded({"round": 1, "accuracy": 0.5}).strip()
+    '{"round": 1, "accuracy": 0.5, "check": "7ca766ed"}'
+    >>> sound_lines(encoded({"round": 1, "accuracy": 0.5}).replace("0.5", "0.7"))
+    ([], [1])
+    """
+    return to_json({**line, CHECK: _checksum(line)}) + "\n"
 
 
 def read_history(path: Path) -> list[Line]:
@@ -136,7 +171,7 @@ def sound_json(text: str) -> Any:
 def append(path: Path, line: Line) -> None:
     """Add a round's line."""
     with open(path, "a") as file:
-        file.write(to_json(line) + "\n")
+        file.write(encoded(line))
         file.flush()
         os.fsync(file.fileno())
 
@@ -158,7 +193,7 @@ def put_aside(path: Path) -> Path:
 
 def rewrite(path: Path, lines: Sequence[Line]) -> None:
     """Write the whole history again."""
-    atomic_write(path, "".join(to_json(line) + "\n" for line in lines))
+    atomic_write(path, "".join(map(encoded, lines)))
 
 
 def with_notes(line: Line, notes: Mapping[str, Any]) -> Line:

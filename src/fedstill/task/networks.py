@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,24 +114,30 @@ class Networks:
 
     def _build(self, prototype: str, *purpose: object, name: str | None = None) -> Network:
         """A network of this architecture, or of its twin called ``name``, whose tensors have the same names and shapes."""
-        model, data = self.config.model, self.config.data
-        variant = model.variants.get(prototype)
-        options = dict(model.options if variant is None else variant.options)
-        named = prototype if variant is None else variant.name
-        if name is not None:
-            options.pop("activations", None)  # of the bits that the twin does not have
-        if named == "text-small" and data.text is not None:
-            options.setdefault("vocab", data.text.vocab)
         classes, shape = self._inputs()
+        made, model, data = self.architecture(prototype, name), self.config.model, self.config.data
         network = build(
-            name or named,
+            made["name"],
             classes=classes,
             shape=shape,
-            norm=model.norm,
+            norm=made["norm"],
             seed=subseed(self.config.seed, "init", prototype, *purpose),
             weights=model.weights,
-            **options,
+            **made["options"],
         )
         network.mean = network.mean if data.mean is None else data.mean
         network.std = network.std if data.std is None else data.std
         return Top(network, cut_of(network, model.train)) if is_cut(model.train) else network
+
+    def architecture(self, prototype: str, name: str | None = None) -> dict[str, Any]:
+        """The name, norm and options with which an architecture is built, or its twin called ``name``."""
+        model, text = self.config.model, self.config.data.text
+        variant = model.variants.get(prototype)
+        options = dict(model.options if variant is None else variant.options)
+        named = prototype if variant is None else variant.name
+        if name not in (None, prototype):
+            options.pop("activations", None)  # of the bits that the twin does not have
+            named = name
+        if named == "text-small" and text is not None:
+            options.setdefault("vocab", text.vocab)
+        return {"name": named, "norm": model.norm, "options": options}
