@@ -30,6 +30,7 @@ from fedstill.core.options import Part
 from fedstill.core.registry import Registry
 from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
+from fedstill.models.generator import Generator
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy, predict_logits
 from fedstill.task import Task
@@ -261,6 +262,10 @@ class Algorithm(Generic[OptionsT]):
 
     def samples(self, server: Server, round: Round) -> Tensor | None:
         """Generated images (n, channels, height, width) in [-1, 1] to look at, a row a class; None where nothing is generated."""
+        return None
+
+    def trained_generator(self, server: Server) -> Generator | None:
+        """The generator that a finished run leaves behind; None where a system trains none."""
         return None
 
     def evaluate(self, server: Server) -> Scores:

@@ -229,6 +229,10 @@ class DaFKD(FedDF[DaFKDOptions]):
         """Line 11: the pool comes from the global generator, or wherever else ``source`` says."""
         return self.own_generator(server.parts["generator"])
 
+    def trained_generator(self, server: Server) -> Generator:
+        """The global generator."""
+        return self.generator(server)
+
     # -- in each selected client (lines 15 to 26) --------------------------------------------------------------------------------
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:

@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
 from fedstill.core.message import Message
-from fedstill.fusion.merges import MergeName, make_merge
+from fedstill.fusion.merges import MergeName, make_merge, note_shares
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
 from fedstill.local.update import local_update
 from fedstill.task import Task
@@ -65,4 +65,6 @@ class FedAvg(Algorithm[FedAvgT]):
 
     def averaged(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """The average of all of these replies."""
-        return Server(make_merge(self.options.merge)(self.task, server, replies, round), server.parts, server.values)
+        merged = make_merge(self.options.merge)(self.task, server, replies, round)
+        note_shares(self.options.merge, replies, round)
+        return Server(merged, server.parts, server.values)

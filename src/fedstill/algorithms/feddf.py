@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import torch
@@ -28,7 +29,7 @@ from fedstill.fusion.ensemble import Space
 from fedstill.fusion.line import Line, judge_of
 from fedstill.fusion.merges import MergeName, make_merge
 from fedstill.fusion.sources import Source, draw, fresh_inputs, reports_for
-from fedstill.fusion.sources.generator import check_range
+from fedstill.fusion.sources.generator import Frozen, check_range, frozen_generator
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.weightings import Weighting, WeightingContext, fault_of, make_weighting, options_kind, report_of
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
@@ -184,6 +185,7 @@ class FedDF(Algorithm[FedDFT]):
 
     def start(self) -> Server:
         """Weights for every prototype, or for the public structure alone."""
+        self.check_generator()
         return (
             Server({self.task.networks.student: self.task.networks.initial(self.task.networks.student)})
             if self.personal
@@ -296,12 +298,29 @@ class FedDF(Algorithm[FedDFT]):
         return math.prod(network.output_shape(self.task.raw_shape)) if isinstance(network, Top) else network.feature_dim
 
     def generator(self, server: Server) -> nn.Module | None:
-        """The system's own generator, where it has one."""
-        return None
+        """The system's own generator where it has one, or the frozen one that ``source.generator`` names."""
+        return self.frozen.module if self.frozen is not None else None
+
+    @cached_property
+    def frozen(self) -> Frozen | None:
+        """The frozen generator, which only the server has."""
+        spec = self.options.source.generator
+        return frozen_generator(spec, self.task) if spec is not None else None
+
+    def check_generator(self) -> None:
+        """Say of a frozen generator that does not fit, before anybody trains."""
+        if self.frozen is None or not self.frozen.features:
+            return
+        if self.options.source.kind != "generator" or self.report in ("projection", "discriminator"):
+            raise FedstillError(
+                f"source.generator = '{self.options.source.generator}' makes features, which take source.kind = 'generator' "
+                "alone and a weighting that does not look at inputs, such as 'uniform'"
+            )
 
     def view(self, network: Network) -> Network:
         """The part of a network that takes those samples: all of it, or the head alone where they are features before it."""
-        return HeadOnly(network) if self.described and not isinstance(network, Top) else network
+        features = self.described or (self.frozen is not None and self.frozen.features)
+        return HeadOnly(network) if features and not isinstance(network, Top) else network
 
     def merge(self, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
         """Line 6: the average of each prototype's clients, or another merge of the common set. A public structure that is

@@ -140,6 +140,10 @@ class FedFTG(Counting[FedFTGOptions]):
             raise FedstillError(f"fedftg needs a conditional generator, and generator.kind = '{part.kind}' is not")
         return made
 
+    def trained_generator(self, server: Server) -> Generator:
+        """The server's generator."""
+        return self.generator(server.parts["generator"])
+
     def start(self) -> Server:
         """Initial model and generator."""
         server = super().start()

@@ -154,6 +154,10 @@ class FedGen(Counting[FedGenOptions]):
 
     # -- the server --------------------------------------------------------------------------------------------------------
 
+    def trained_generator(self, server: Server) -> Generator:
+        """The server's generator."""
+        return self.generator(server.parts["generator"])
+
     def start(self) -> Server:
         """Initial models and generator."""
         server = super().start()

@@ -29,7 +29,7 @@ from fedstill.core.options import Positive
 from fedstill.core.streams import numpy_stream
 from fedstill.data.samples import Samples, hold_out
 from fedstill.fusion.distillation.transfer import note_merged
-from fedstill.fusion.merges import by_examples, merge_models, weighted_sum
+from fedstill.fusion.merges import by_examples, merge_models, note_shares, weighted_sum
 from fedstill.local.update import local_update
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy, apply, predict_logits
@@ -197,7 +197,9 @@ class SHOT(Algorithm[SHOTOptions]):
                 for name, state in parts.items():
                     client = name.removeprefix("source ")
                     parts[name] = self.adapt(self.task.clients[client].prototype, state, round, client)
-        if self.options.multi == "ensemble":
+        if self.options.multi == "merged":
+            note_shares("examples", replies, round)
+        else:
             models = self.averages(models, parts)
             note_merged(self.task, models, round)  # of their average, which is not what counts
             names = [name.removeprefix("source ") for name in parts]

@@ -265,6 +265,9 @@ class Config(Part):
     def _consistent(self) -> Config:
         if len(set(self.data.domains)) != len(self.data.domains):
             raise ValueError("data.domains lists a domain twice")
+        given = next((name for name in ("server", "target") if getattr(self.data, name)), None)
+        if self.data.holdout and given:
+            raise ValueError(f"data.holdout would hold back samples for nobody: data.{given} is the pool; leave one of them out")
         return self
 
 

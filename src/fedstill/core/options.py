@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -37,6 +37,7 @@ class Part(BaseModel):
     def _over_defaults(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
+        given = {name: None if _is_null(cls, name, value) else value for name, value in given.items()}
         given = laid_over(cls.presets(given), given)
         nested = {name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Part)}
         over = {name: default.under(given[name]) for name, default in nested.items() if isinstance(given.get(name), Mapping)}
@@ -50,6 +51,28 @@ class Part(BaseModel):
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Values that what is given brings with it, such as a named set of defaults; what is given wins over them."""
         return {}
+
+
+def _is_null(kind: type[BaseModel], name: Any, value: Any) -> bool:
+    """Whether a value says in a word what files have no word for: that an option which may be unset is not set.
+
+    >>> class Found(Part):
+    ...     root: str | None = None
+    ...     norm: Literal["batch", "none"] | None = "batch"
+    >>> Found(root="null", norm="none")
+    Found(root=None, norm='none')
+    """
+    if not isinstance(value, str) or value.lower() not in ("null", "none") or name not in kind.model_fields:
+        return False
+    annotation = kind.model_fields[name].annotation
+    return type(None) in get_args(annotation) and value not in _words(annotation)
+
+
+def _words(annotation: Any) -> list[Any]:
+    """Every value that an annotation lists."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [word for part in get_args(annotation) for word in _words(part)]
 
 
 def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

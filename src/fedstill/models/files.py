@@ -39,7 +39,7 @@ def state_bytes(state: State, about: Mapping[str, Any]) -> bytes:
 
 
 def read_state(path: str | Path) -> tuple[State, dict[str, Any]]:
-    """The tensors of a safetensors file, and what fedstill said of them where it wrote it. A file that was changed after it was
+    """The tensors of a safetensors file, and what it says of them. A file that was changed after it was
     written is refused; one that says something of itself and has no digest is taken with a warning."""
     with safetensors.safe_open(path, framework="pt") as file:
         said = file.metadata() or {}
@@ -57,7 +57,7 @@ def read_state(path: str | Path) -> tuple[State, dict[str, Any]]:
 
 def _about(said: Mapping[str, str], path: str | Path) -> dict[str, Any]:
     """What the file says of itself, the digest among it."""
-    about = {"digest": said["digest"]} if "digest" in said else _table(said.get(KEY, ""))
+    about: dict[str, Any] = _table(said[KEY]) if KEY in said else dict(said)
     # a digest that is there and not found by its name: the name is damaged, or what holds it
     stray = any(re.search("[0-9a-f]{30}", text) for text in said.values()) and "digest" not in about
     if stray or (KEY in said and not about):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +32,8 @@ class Generator(nn.Module):
     """
 
     conditional: ClassVar[bool] = True
+    kind = ""  # the name and the options that it was built with
+    options: Mapping[str, Any] = {}
 
     def __init__(self, classes: int, shape: tuple[int, ...], noise_dim: int, noise: str = "normal") -> None:
         super().__init__()
@@ -57,6 +60,11 @@ class Generator(nn.Module):
             labels = torch.randint(self.classes, (n,), generator=generator, device=generator.device)
         labels = labels.to(self.device)
         return self(z, labels), labels
+
+    def about(self) -> dict[str, Any]:
+        """What a file of its weights says of it: all that is needed to build it again."""
+        made = {"generator": self.kind, "options": dict(self.options), "noise_dim": self.noise_dim}
+        return {**made, "classes": self.classes, "shape": list(self.shape)}
 
     @property
     def device(self) -> torch.device:
@@ -242,4 +250,6 @@ def build_generator(
         if option not in valid:
             raise unknown(f"option of generator '{kind}'", option, valid)
     with seeded(seed):
-        return cls(classes, tuple(shape), noise_dim, **options)
+        made = cls(classes, tuple(shape), noise_dim, **options)
+    made.kind, made.options = kind, options
+    return made

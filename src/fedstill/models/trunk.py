@@ -69,7 +69,7 @@ class Top(Network):
                 _graft(self, name, whole.get_submodule(name))
         self.neck, self.head = whole.neck, whole.head
         self.feature_dim, self.classes = whole.feature_dim, whole.classes
-        self.input_shape = whole.input_shape
+        self.input_shape, self.mean, self.std = whole.input_shape, whole.mean, whole.std
         for parameter in self.parameters():
             parameter.requires_grad_(True)
 

@@ -21,9 +21,18 @@ from fedstill.run import history as records
 from fedstill.run.checkpoint import any_checkpoint, load_checkpoint
 from fedstill.task import Task
 
-__all__ = ["about_model", "begin", "finished_run", "folder_lock", "same_run", "write_models", "write_samples"]
+__all__ = ["about_model", "begin", "finished_run", "folder_lock", "same_run", "write_generator", "write_models", "write_samples"]
 
-RESULTS = ("config.toml", "summary.json", "confusion.json", "model.safetensors", "models", "checkpoint")  # what a run writes
+# what a run writes
+RESULTS = (
+    "config.toml",
+    "summary.json",
+    "confusion.json",
+    "model.safetensors",
+    "models",
+    "generator.safetensors",
+    "checkpoint",
+)
 
 
 def begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], None]) -> tuple[int, Server]:
@@ -121,6 +130,13 @@ def write_models(out: Path, products: Mapping[str, tuple[str, State]], task: Tas
     for name, (prototype, state) in products.items():
         path = out / "model.safetensors" if len(products) == 1 else out / "models" / f"{name.replace('/', '_')}.safetensors"
         atomic_write(path, state_bytes(task.networks.whole(prototype, state), about_model(task, prototype)))
+
+
+def write_generator(out: Path, algorithm: Algorithm, server: Server) -> None:
+    """The generator that a system trained, as ``generator.safetensors``: another run can distil on what it makes."""
+    made = algorithm.trained_generator(server)
+    if made is not None:
+        atomic_write(out / "generator.safetensors", state_bytes(made.state_dict(), made.about()))
 
 
 def about_model(task: Task, prototype: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from fedstill.run import history as records
 from fedstill.run.checkpoint import save_checkpoint
 from fedstill.run.clients import client_records
 from fedstill.run.confusion import write_confusion
-from fedstill.run.folder import begin, folder_lock, write_models, write_samples
+from fedstill.run.folder import begin, folder_lock, write_generator, write_models, write_samples
 from fedstill.run.history import Dropped, Line, Summary
 from fedstill.run.judging import delivered, settle
 from fedstill.run.listener import Listener, Listeners
@@ -150,6 +150,7 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
         told.round(history[-1])
     write_models(out, algorithm.products(delivered(server)), task)
     write_confusion(out, algorithm, delivered(server))
+    write_generator(out, algorithm, server)
     found = records.summary(config.algorithm["name"], config.seed, history, config.evaluation.targets)
     atomic_write(out / "summary.json", to_json(found) + "\n")
     told.finished(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -61,8 +61,9 @@ def transfer(
         direction=options.direction,
     )
     table: Table | Callable[[Tensor], Table]
+    heard = Heard([teacher.name for teacher in teachers])
     if options.fresh:
-        table = lambda x: table_of(Samples(x))
+        table = lambda x: heard.of(table_of(Samples(x)))
     else:
         table = table_of(samples, progress=partial(round.progress, "teachers"))
         note_weights(task, teachers, table, samples, round)
@@ -73,9 +74,39 @@ def transfer(
         held = samples.take(some), table.targets[some.to(table.targets.device)]
         samples, table = samples.take(rest), table.take(rest)
     students = learn(task, models, samples, table, options, round, view=view, inputs=inputs)
+    if heard.samples:
+        round.note(weights=heard.means())
     # measured last, so that a weighting which draws at random gives the same model whether or not it is measured
     note_ceiling(task, models, teachers, weighting, options, round, space)
     return students, held
+
+
+@dataclass
+class Heard:
+    """The teachers' mean weights over tables that come a batch at a time.
+
+    >>> heard = Heard(["a", "b"])
+    >>> for weights in (torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]] * 3)):
+    ...     _ = heard.of(Table(targets=weights, weights=weights))
+    >>> heard.means()
+    {'a': 0.25, 'b': 0.75}
+    """
+
+    names: Sequence[str]
+    samples: int = 0
+    total: Tensor | None = None
+
+    def of(self, table: Table) -> Table:
+        """The same table, whose weights now count."""
+        weights = table.weights.sum(0)
+        self.total = weights if self.total is None else self.total + weights
+        self.samples += len(table.weights)
+        return table
+
+    def means(self) -> dict[str, float]:
+        """By teacher's name."""
+        assert self.total is not None
+        return {name: float(f"{value / self.samples:.5g}") for name, value in zip(self.names, self.total.tolist(), strict=True)}
 
 
 def _viewed(teacher: Teacher, view: Callable[[Network], Network]) -> Teacher:

@@ -1,6 +1,14 @@
 """Where the student starts, or what the merged model is: the contract, and the common set."""
 
-from fedstill.fusion.merges.average import average, by_examples, merge_models, uniform, weighted_sum, with_statistics
+from fedstill.fusion.merges.average import (
+    average,
+    by_examples,
+    merge_models,
+    note_shares,
+    uniform,
+    weighted_sum,
+    with_statistics,
+)
 from fedstill.fusion.merges.contract import MERGES, Merge, MergeName, make_merge, merge, merges
 
 __all__ = [
@@ -13,6 +21,7 @@ __all__ = [
     "merge",
     "merge_models",
     "merges",
+    "note_shares",
     "uniform",
     "weighted_sum",
     "with_statistics",

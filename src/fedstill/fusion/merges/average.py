@@ -17,6 +17,7 @@ __all__ = [
     "average",
     "by_examples",
     "merge_models",
+    "note_shares",
     "uniform",
     "weighted_sum",
     "with_statistics",
@@ -86,6 +87,21 @@ def with_statistics(task: Task, prototype: str, state: State) -> State:
     if task.config.model.buffers == "average":
         return state
     return clone(recalibrate(task.networks.load(prototype, state, role="student"), task.statistics_data).state_dict())
+
+
+def note_shares(name: str, replies: Sequence[Reply], round: Round) -> None:
+    """Note what each client's weight is in the average that it goes into, where the merge ``name`` is an average."""
+    weigh = {"examples": by_examples, "uniform": uniform}.get(name)
+    if weigh is None:  # another merge has its own
+        own = round.notes.get("merge_weights")
+        if own is not None:
+            round.note(weights=own)
+        return
+    shares: dict[str, float] = {}
+    for prototype in dict.fromkeys(reply.prototype for reply in replies):
+        group = [reply for reply in replies if reply.prototype == prototype]
+        shares |= {reply.client: float(f"{share:.5g}") for reply, share in zip(group, weigh(group), strict=True)}
+    round.note(weights={reply.client: shares[reply.client] for reply in replies})
 
 
 @merge("examples")

@@ -45,8 +45,8 @@ class Source(Part):
     """Samples drawn from a generator, from noise, or for a mixture in all. ``data`` alone is the whole pool."""
 
     generator: str | None = None
-    """A frozen generator, for algorithms that train none: a .safetensors file written by fedstill, or
-    ``module.path:callable``."""
+    """A frozen generator, for algorithms that train none: the ``generator.safetensors`` that a run of dafkd, fedftg or fedgen
+    leaves, or ``module.path:callable`` for a module with a method ``sample(n, generator)``."""
 
     shares: dict[PlainName, Annotated[float, Field(ge=0)]] = {"data": 0.5, "noise": 0.5}
     """Shares of the kinds in a mixture."""

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.message import State
 from fedstill.core.registry import resolve
 from fedstill.core.streams import subseed
 from fedstill.data.samples import Samples
 from fedstill.fusion.sources.contract import SourceContext, source
+from fedstill.models.files import read_state
 from fedstill.models.generator import Generator, build_generator
 from fedstill.task import Task
 
-__all__ = ["check_range", "from_generator", "generator_for", "load_generator"]
+__all__ = ["Frozen", "check_range", "from_generator", "frozen_generator", "generator_for", "load_generator"]
 
 
 def check_range(task: Task) -> None:
@@ -58,29 +60,72 @@ def generator_for(
 
 
 def load_generator(spec: str, task: Task) -> nn.Module:
-    """A pre-trained generator: a safetensors file (its ``kind`` in the metadata), or ``module.path:callable``."""
+    """A pre-trained generator: a file that a run left (``generator.safetensors``), or ``module.path:callable``."""
     if ":" in spec and not Path(spec).exists():
-        made = resolve(spec, "source.generator =")
-        return made() if not isinstance(made, nn.Module) else made
+        return _called(resolve(spec, "source.generator ="), spec)
     try:
-        with safetensors.safe_open(spec, framework="pt") as file:
-            about = file.metadata() or {}
-            state: State = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, safetensors.SafetensorError) as error:
-        raise FedstillError(f"source.generator = '{spec}' is not a readable safetensors file: {error}") from None
-    generator = build_generator(
-        about.get("kind", "conditional"),
-        classes=len(task.classes),
-        shape=task.shape,
-        noise_dim=int(about.get("noise_dim", 100)),
-    )
+        state, about = read_state(spec)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise FedstillError(f"source.generator = '{spec}' is not a readable safetensors file: {first_line(error)}") from None
+    kind, classes = str(about.get("generator", about.get("kind", "conditional"))), len(task.classes)
+    if about.get("classes", classes) != classes:
+        raise FedstillError(f"source.generator = '{spec}' is for {about['classes']} classes, and this task has {classes}")
+    shape = tuple(about.get("shape", task.shape))
     try:
+        generator = build_generator(
+            kind,
+            classes=classes,
+            shape=shape,
+            feature_dim=shape[0] if len(shape) == 1 else None,
+            noise_dim=int(about.get("noise_dim", 100)),
+            **about.get("options", {}),
+        )
         generator.load_state_dict(state)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise FedstillError(
             f"source.generator = '{spec}' does not fit this task: {str(error).splitlines()[-1].strip()}"
         ) from None
     return generator
+
+
+def _called(found: Any, spec: str) -> nn.Module:
+    """The module that ``module.path:callable`` names, or makes."""
+    try:
+        made = found if isinstance(found, nn.Module) else found()
+    except Exception as error:  # a user's own code may raise anything
+        raise FedstillError(f"source.generator = '{spec}' cannot be called: {first_line(error)}") from error
+    if not isinstance(made, nn.Module):
+        raise FedstillError(f"source.generator = '{spec}' made a {type(made).__name__}, not a module")
+    return made
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A pre-trained generator that fits the task, and whether it makes features of the layer before the head."""
+
+    module: nn.Module
+    features: bool = False
+
+
+def frozen_generator(spec: str, task: Task) -> Frozen:
+    """The generator that ``spec`` names, tried once, so that one that does not fit is told before anybody trains."""
+    module = load_generator(spec, task).to(task.device).eval()
+    if not callable(getattr(module, "sample", None)):
+        raise FedstillError(
+            f"source.generator = '{spec}' has no method sample(n, generator), which returns samples and their labels or None"
+        )
+    try:
+        with torch.no_grad():
+            made = module.sample(2, torch.Generator().manual_seed(0))[0]  # type: ignore[operator]
+    except Exception as error:  # a user's own code may raise anything
+        raise FedstillError(f"source.generator = '{spec}' cannot make samples: {first_line(error)}") from error
+    shape = tuple(made.shape[1:]) if isinstance(made, Tensor) else None
+    if shape == tuple(task.shape):
+        return Frozen(module)
+    if shape == (task.networks.get(task.networks.student).feature_dim,):
+        return Frozen(module, features=True)
+    what = f"samples of shape {shape}" if shape is not None else f"a {type(made).__name__} instead of samples"
+    raise FedstillError(f"source.generator = '{spec}' makes {what}, and this task's inputs have shape {tuple(task.shape)}")
 
 
 @source("generator", fresh=True)
@@ -90,5 +135,5 @@ def _made(context: SourceContext) -> Samples:
     if generator is None:
         if context.options.generator is None:
             raise FedstillError("source.kind = 'generator' needs source.generator: a file or module.path:callable")
-        generator = load_generator(context.options.generator, context.task)
+        generator = frozen_generator(context.options.generator, context.task).module
     return from_generator(generator, context.size, context.rng)
