@@ -71,3 +71,13 @@ def test_broken_statistics_are_refused(change: dict[str, torch.Tensor], reason: 
     assert statistics_fault(good, 3, 2, 40) is None
     assert reason in (statistics_fault({**good, **change}, 3, 2, 40) or "")
     assert statistics_fault({k: v for k, v in good.items() if k != "means"}, 3, 2, 40) == "its statistics have no means"
+
+
+def test_rare_classes_are_described_together_without_a_label() -> None:
+    z, y = torch.arange(36.0).view(18, 2), torch.arange(18) % 3  # six samples of each class
+    together = described(z, y, Statistics(min_samples=10))
+    assert together.labels.tolist() == [-1]
+    assert together.counts.tolist() == [18]
+    assert torch.allclose(together.means[0], z.mean(0))
+    assert len(described(z, y, Statistics(min_samples=10, rare="leave")).counts) == 0
+    assert described(z, y, Statistics(min_samples=6)).labels.tolist() == [0, 1, 2]

@@ -39,8 +39,8 @@ class FedVirtualOptions(FedDFOptions):
     """What is drawn: ``options`` are those of the sites' statistics."""
 
     targets: Literal["own", "label", "ensemble"] = "own"
-    """Who says what a virtual feature is: the model of the site that it was drawn from, the class that it was drawn for, or all
-    sites' models together, weighed by ``weighting``."""
+    """Who says what a virtual feature is: the model of the site that it was drawn from, the class that it was drawn for (its
+    site's model where that is of several rare classes), or all sites' models together, weighed by ``weighting``."""
 
     weighting: str = "uniform"
     """How much each site counts for each feature where all speak (``targets = "ensemble"``), and in the ensemble that is
@@ -114,13 +114,13 @@ def own_table(
     *,
     by_label: bool = False,
 ) -> Table:
-    """Each site's word on its own features, or the classes that they were drawn for; teachers stream by, one in memory."""
+    """Each site's word on its own features, or the classes that they were drawn for where they were drawn for one; teachers
+    stream by, one in memory."""
     weights = F.one_hot(virtual.origin, len(teachers)).float()
-    if by_label:
-        return Table(F.one_hot(virtual.labels, classes).float(), weights)
-    targets = torch.empty(len(virtual.samples), classes)
+    told = virtual.labels >= 0 if by_label else torch.zeros(len(virtual.labels), dtype=torch.bool)
+    targets = F.one_hot(virtual.labels.clamp_min(0), classes).float()
     for k, teacher in enumerate(teachers):
-        mine = torch.nonzero(virtual.origin == k).flatten()
+        mine = torch.nonzero((virtual.origin == k) & ~told).flatten()
         if len(mine):
             targets[mine] = predict_logits(view(teacher.load()), virtual.samples.take(mine)).softmax(1).cpu()
     return Table(targets, weights)

@@ -23,8 +23,8 @@ __all__ = ["reference"]
 
 INTRODUCTION = """\
 The last column has the allowed values, where they are few, and what the key means. The keys of a table follow it. A key whose
-default is `null` is not set: leave it out where it is not wanted, or say `--set key=` to take it away and `"null"` to unset it. What `data.domains`, `data.server` and `data.target` can name
-is in [data.md](data.md)."""
+default is `null` is not set: leave it out where it is not wanted, say `--set key=` to take it away or `"null"` to unset it. What
+`data.domains`, `data.server` and `data.target` can name is in [data.md](data.md)."""
 
 # options that name a member of a common set: where the page lists the members
 SETS = {

@@ -2,8 +2,8 @@
 
 Features drawn from class-wise Gaussians were used to calibrate classifiers by Luo et al. (CCVR, NeurIPS 2021); here they are what
 teachers speak about (:mod:`fedstill.algorithms.fedvirtual`). A covariance is kept as a diagonal, or as a few directions plus the
-variances that these leave over. A class with too few samples is left out, so that no covariance of a handful of images leaves a
-site.
+variances that these leave over. Classes with too few samples are described together or left out, so that no covariance of a handful
+of images leaves a site.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ class Statistics(Part):
     """Directions of a low-rank covariance."""
 
     min_samples: Annotated[int, Field(ge=2)] = 10
-    """A class with fewer samples is not described."""
+    """A class with fewer samples is not described on its own."""
+
+    rare: Literal["pool", "leave"] = "pool"
+    """What happens to such classes: they are described together, without a label, if they have enough samples, or left out."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,11 @@ def described(features: Tensor, labels: Tensor | None, options: Statistics) -> G
     """
     features = features.double()
     if options.per_class and labels is not None:
-        groups = [(int(c), features[labels == c]) for c in labels.unique()]
-        groups = [(c, own) for c, own in groups if len(own) >= options.min_samples]
+        classes = [(int(c), features[labels == c]) for c in labels.unique()]
+        groups = [(c, own) for c, own in classes if len(own) >= options.min_samples]
+        rare = [own for _, own in classes if len(own) < options.min_samples]
+        if options.rare == "pool" and sum(map(len, rare)) >= options.min_samples:
+            groups.append((-1, torch.cat(rare)))
     else:
         groups = [(-1, features)] if len(features) >= options.min_samples else []
     width = features.shape[1]
