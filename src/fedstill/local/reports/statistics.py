@@ -2,8 +2,8 @@
 
 Features drawn from class-wise Gaussians were used to calibrate classifiers by Luo et al. (CCVR, NeurIPS 2021); here they are what
 teachers speak about (:mod:`fedstill.algorithms.fedvirtual`). A covariance is kept as a diagonal, or as a few directions plus the
-variances that these leave over. Classes with too few samples are described together or left out, so that no covariance of a handful
-of images leaves a site.
+variances that these leave over. Classes with too few samples are described together or left out, so that no covariance of a
+handful of images leaves a site.
 """
 
 from __future__ import annotations
