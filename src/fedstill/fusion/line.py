@@ -33,8 +33,10 @@ class Line(Part):
     points: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=2)] = [0.0, 0.25, 0.5, 0.75, 1.0]
     """The points that are compared: 0 is the average, 1 the student. Clients are sent the two ends and make the others."""
     carry: Annotated[float, Field(ge=0, le=1)] | Literal["tolerant", "delivered"] = "tolerant"
-    """What the next round starts from: the farthest point that costs at most ``tolerance`` (``tolerant``), the delivered one,
-    or always the same share of the way to the student."""
+    """What the next round starts from: the farthest point within ``reach`` that costs at most ``tolerance`` (``tolerant``), the
+    delivered one, or always the same share of the way to the student."""
+    reach: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """How far towards the student the next round starts at most, where ``carry`` is ``tolerant``."""
     tolerance: Annotated[float, Field(ge=0)] = 0.02
     """The accuracy that the carried point may cost against the average, as the judge measures it."""
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
@@ -88,17 +90,18 @@ def delivered_point(points: Sequence[float], scores: Sequence[float]) -> float:
 
 
 def carried_point(points: Sequence[float], scores: Sequence[float] | None, options: Line) -> float:
-    """What the next round starts from; half of the way where nobody judged.
+    """What the next round starts from; as far as it may go where nobody judged.
 
-    >>> carried_point([0.0, 0.5, 1.0], [0.70, 0.69, 0.60], Line())
-    0.5
+    >>> carried_point([0.0, 0.5, 1.0], [0.70, 0.69, 0.60], Line()), carried_point([0.0, 0.5, 1.0], [0.70, 0.71, 0.72], Line())
+    (0.5, 0.5)
     >>> carried_point([0.0, 0.5, 1.0], [0.70, 0.69, 0.60], Line(carry="delivered"))
     0.0
     """
     if isinstance(options.carry, float):
         return options.carry
     if scores is None:
-        return 0.5
+        return options.reach
     if options.carry == "delivered":
         return delivered_point(points, scores)
-    return max(t for t, score in zip(points, scores, strict=True) if score >= scores[0] - options.tolerance)
+    near = [(t, score) for t, score in zip(points, scores, strict=True) if t <= options.reach]
+    return max(t for t, score in near if score >= scores[0] - options.tolerance)
