@@ -180,6 +180,7 @@ class Round:
     notes: dict[str, Any] = field(default_factory=dict)
     progress: Callable[[str, int, int], None] = lambda what, done, of: None  # shown while the server works
     ends: dict[str, Ends] = field(default_factory=dict)  # by prototype, where a judge is to choose between them
+    speakers: Any = None  # the teachers of this round and their weighting, where an ensemble is to be kept (fusion/kept.py)
 
     def offer(
         self, averages: Mapping[str, State], students: Mapping[str, State], held: tuple[Samples, Tensor] | None = None
@@ -219,6 +220,7 @@ class Algorithm(Generic[OptionsT]):
     requires: ClassVar[Sequence[str]] = ("model",)
     needs: ClassVar[Sequence[str]] = ()  # "pool", "target": what the task must have
     everyone: ClassVar[bool] = False  # every client takes part in every round
+    has_ensemble: ClassVar[bool] = False  # whether its teachers can be kept as an ensemble
     public_structure: ClassVar[bool] = False  # whether the server may have one of its own, model.student
     Options: type[OptionsT] = Options  # type: ignore[assignment]  # the default of OptionsT
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -26,6 +26,7 @@ from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.distillation.transfer import note_personal, transfer
 from fedstill.fusion.ensemble import Space
+from fedstill.fusion.kept import Speakers
 from fedstill.fusion.line import Line, judge_of
 from fedstill.fusion.merges import MergeName, make_merge
 from fedstill.fusion.sources import Source, draw, fresh_inputs, reports_for
@@ -150,6 +151,7 @@ class FedDF(Algorithm[FedDFT]):
         "weighting": "uniform",
         "distillation": "mean of logits, KL(teachers || student), Adam with cosine",
     }
+    has_ensemble = True
     public_structure = True
     Options: type[FedDFT] = FedDFPreset  # type: ignore[assignment]  # a subclass names its own
 
@@ -344,7 +346,27 @@ class FedDF(Algorithm[FedDFT]):
             round.number,
             round.total,
         )
+        if self.task.config.evaluation.keep_ensemble and round.number == round.total:
+            round.speakers = self.speakers(server, teachers, round)
         return make_weighting(self.options.weighting, context)
+
+    def speakers(self, server: Server, teachers: Sequence[Teacher], round: Round) -> Speakers:
+        """This round's ensemble, as it can be kept."""
+        networks, replies = self.task.networks, [teacher.reply for teacher in teachers if teacher.reply is not None]
+        wanted = dict.fromkeys(r.prototype if r.prototype in server.models else networks.student for r in replies)
+        backbones = {name: partial(networks.load, name, server.models[name], "backbone") for name in wanted}
+        return Speakers(
+            teachers,
+            self.options.weighting,
+            self.settings,
+            self.options.ensemble,
+            self.options.distillation.temperature,
+            self.options.distillation.direction,
+            round.number,
+            round.total,
+            self.task.classes,
+            backbones if self.report == "projection" else {},
+        )
 
     def distillation(self, round: Round) -> Distillation:
         """How the students learn in this round. A public structure gets no averaged BatchNorm statistics that could be frozen:

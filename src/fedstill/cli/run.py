@@ -25,6 +25,10 @@ def run(
     out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/last"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
     workers: Annotated[int | None, typer.Option(min=0, help="Worker processes (engine.workers).")] = None,
+    keep_ensemble: Annotated[
+        bool,
+        typer.Option("--keep-ensemble", help="Also keep the last round's teachers as an ensemble."),
+    ] = False,
     track: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Also record in tensorboard or mlflow.", autocompletion=_trackers),
@@ -36,6 +40,7 @@ def run(
     from fedstill.run.loop import run as run_config
 
     assignments = [*(set_ or []), *([f"engine.workers={workers}"] if workers is not None else [])]
+    assignments += ["evaluation.keep_ensemble=true"] if keep_ensemble else []
     found = resolved(tree_in(what), assignments)
     if found.note:
         remark(found.note)

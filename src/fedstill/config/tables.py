@@ -213,6 +213,10 @@ class Evaluation(Part):
     ensemble: bool = True
     """Also measure the teachers' ensemble, and the merged model before distillation."""
 
+    keep_ensemble: bool = False
+    """Keep the last round's teachers and their weighting in ``ensemble/`` of the run's folder, for use in place of the student
+    (``fedstill run --keep-ensemble``)."""
+
     batch_size: Positive = 64
     """Samples in a batch while testing, a matter of memory and speed."""
 

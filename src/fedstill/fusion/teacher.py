@@ -26,6 +26,7 @@ class Teacher:
     load: Callable[[], Network] = field(repr=False)
     reply: Reply | None = None
     places: tuple[int, ...] | None = None
+    prototype: str | None = None  # its architecture, where it is not its reply's
 
 
 def network_of(task: Task, reply: Reply) -> Network:
@@ -42,4 +43,4 @@ def teachers_of(task: Task, replies: Sequence[Reply]) -> list[Teacher]:
 
 def teacher_from(task: Task, name: str, prototype: str, state: Callable[[], State]) -> Teacher:
     """A teacher that is not a client: a sampled or averaged model."""
-    return Teacher(name, lambda: task.networks.load(prototype, state(), role="sampled"))
+    return Teacher(name, lambda: task.networks.load(prototype, state(), role="sampled"), prototype=prototype)

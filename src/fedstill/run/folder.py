@@ -16,12 +16,25 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.files import atomic_write
 from fedstill.core.message import State
 from fedstill.data.images import png_grid
+from fedstill.fusion.kept import Speakers, write_ensemble
 from fedstill.models.files import state_bytes
+from fedstill.models.network import Network
+from fedstill.models.trunk import Top
 from fedstill.run import history as records
 from fedstill.run.checkpoint import any_checkpoint, load_checkpoint
 from fedstill.task import Task
 
-__all__ = ["about_model", "begin", "finished_run", "folder_lock", "same_run", "write_generator", "write_models", "write_samples"]
+__all__ = [
+    "about_model",
+    "begin",
+    "finished_run",
+    "folder_lock",
+    "keep_ensemble",
+    "same_run",
+    "write_generator",
+    "write_models",
+    "write_samples",
+]
 
 # what a run writes
 RESULTS = (
@@ -31,6 +44,7 @@ RESULTS = (
     "model.safetensors",
     "models",
     "generator.safetensors",
+    "ensemble",
     "checkpoint",
 )
 
@@ -137,6 +151,19 @@ def write_generator(out: Path, algorithm: Algorithm, server: Server) -> None:
     made = algorithm.trained_generator(server)
     if made is not None:
         atomic_write(out / "generator.safetensors", state_bytes(made.state_dict(), made.about()))
+
+
+def keep_ensemble(out: Path, task: Task, speakers: Speakers) -> None:
+    """The last round's teachers and their weighting, in ``ensemble/``."""
+
+    def about(prototype: str) -> dict[str, Any]:
+        own = task.networks.architecture(prototype)
+        return {**about_model(task, prototype), "model": own["name"], "options": own["options"]}
+
+    def whole(network: Network) -> State:
+        return network.whole.state_dict() if isinstance(network, Top) else network.state_dict()
+
+    write_ensemble(out / "ensemble", speakers, about, whole)
 
 
 def about_model(task: Task, prototype: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from fedstill.run import history as records
 from fedstill.run.checkpoint import save_checkpoint
 from fedstill.run.clients import client_records
 from fedstill.run.confusion import write_confusion
-from fedstill.run.folder import begin, folder_lock, write_generator, write_models, write_samples
+from fedstill.run.folder import begin, folder_lock, keep_ensemble, write_generator, write_models, write_samples
 from fedstill.run.history import Dropped, Line, Summary
 from fedstill.run.judging import delivered, settle
 from fedstill.run.listener import Listener, Listeners
@@ -111,6 +111,8 @@ def drive(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool = Fal
 def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, listeners: Sequence[Listener]) -> Result:
     task, config = algorithm.task, algorithm.task.config
 
+    if config.evaluation.keep_ensemble and not algorithm.has_ensemble:
+        raise FedstillError(f"{algorithm.name} has no ensemble of teachers that could be kept")
     told = Listeners(listeners)
     path = out / "history.jsonl"
     done, server = begin(algorithm, out, resume, told.warn)
@@ -140,6 +142,8 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
         for text in context.notes.get("warnings", []):
             told.warn(text)
         write_samples(out, algorithm, server, context)
+        if context.speakers is not None:
+            keep_ensemble(out, task, context.speakers)
         records.append(path, line)  # before the checkpoint: a line without its checkpoint is cut off and its round repeated
         history.append(line)
         save_checkpoint(out / "checkpoint", number, server)

@@ -25,6 +25,7 @@ from fedstill.models.network import Network
 from fedstill.task import Task
 
 __all__ = [
+    "COMMON",
     "WEIGHTINGS",
     "Ballot",
     "Ready",
@@ -42,6 +43,9 @@ __all__ = [
 ]
 
 
+COMMON = ""  # stands for every prototype
+
+
 @dataclass(frozen=True)
 class WeightingContext:
     """What a weighting may look at: the round's teachers and their replies, the server's state, a random stream, its options."""
@@ -53,7 +57,8 @@ class WeightingContext:
     options: Mapping[str, Any] = field(default_factory=dict)
     round: int = 1
     rounds: int = 1
-    reference: Network | None = None  # the backbone of all reports, where it is not the server's own model
+    # the backbone of all reports, or one a prototype, where it is not the server's own model
+    reference: Network | Mapping[str, Network] | None = None
 
     @property
     def replies(self) -> list[Reply]:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedstill.algorithm import Reply
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
-from fedstill.fusion.weightings.contract import Ready, WeightingContext, weighting
+from fedstill.fusion.weightings.contract import COMMON, Ready, WeightingContext, weighting
 from fedstill.local.reports.projection import Projection, fault, project
+from fedstill.models.network import Network
 from fedstill.models.predict import apply
 
 __all__ = ["OneHot", "Soft", "one_hot_weights", "proximity", "soft_weights"]
@@ -78,28 +80,44 @@ class _Projected(Ready):
         self.options = Projection.model_validate(dict(context.options))
 
     def scores(self, samples: Samples) -> Tensor:
-        """``r`` (n, clients); clients of one prototype share one pass of the backbone."""
-        if self.reference is not None:
-            z = apply(self.reference.features, self.reference, samples)
-            sent = [reply.part("projection") for reply in self.replies]
-            for reply, matrix in zip(self.replies, sent, strict=True):
+        """``r`` (n, clients); clients of one backbone share one pass of it."""
+        if self.reference is None and (self.task is None or self.server is None):
+            raise FedstillError("projection weights need the model that the clients extracted their features with")
+        keys = [self._backbone(reply) for reply in self.replies]
+        found: Tensor | None = None
+        for key in dict.fromkeys(keys):
+            network = self._network(key)
+            z = apply(network.features, network, samples)
+            mine = [k for k, other in enumerate(keys) if other == key]
+            sent = [self.replies[k].part("projection") for k in mine]
+            for k, matrix in zip(mine, sent, strict=True):
                 wrong = fault(matrix, z.shape[1])
                 if wrong is not None:
-                    raise FedstillError(f"{reply.client}: the projection does not fit the reference's features: {wrong}")
-            return proximity(z, sent)
-        if self.task is None or self.server is None:
-            raise FedstillError("projection weights need the model that the clients extracted their features with")
-        backbones = [r.prototype if r.prototype in self.server.models else self.task.networks.student for r in self.replies]
-        found: Tensor | None = None
-        for prototype in dict.fromkeys(backbones):
-            network = self.task.networks.load(prototype, self.server.models[prototype], role="backbone")
-            z = apply(network.features, network, samples)
-            mine = [k for k, name in enumerate(backbones) if name == prototype]
+                    raise FedstillError(f"{self.replies[k].client}: the projection does not fit the backbone's features: {wrong}")
             if found is None:
                 found = z.new_empty(len(z), len(self.replies))
-            found[:, mine] = proximity(z, [self.replies[k].part("projection") for k in mine])
+            found[:, mine] = proximity(z, sent)
         assert found is not None, "an ensemble needs a teacher"
         return found
+
+    def _backbone(self, reply: Reply) -> str:
+        """Which backbone a client's features are of."""
+        if isinstance(self.reference, Mapping):
+            return reply.prototype if reply.prototype in self.reference else COMMON
+        if self.reference is not None:
+            return COMMON
+        assert self.task is not None
+        assert self.server is not None
+        return reply.prototype if reply.prototype in self.server.models else self.task.networks.student
+
+    def _network(self, key: str) -> Network:
+        if isinstance(self.reference, Mapping):
+            return self.reference[key]
+        if self.reference is not None:
+            return self.reference
+        assert self.task is not None
+        assert self.server is not None
+        return self.task.networks.load(key, self.server.models[key], role="backbone")
 
 
 @weighting("projection", report="projection", options=Projection, fault=fault, summary="the same as soft")
