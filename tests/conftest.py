@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedstill.config.tables import Config
-from fedstill.core.options import laid_over
+from fedstill.core.nested import laid_over
 from fedstill.run.configuration import parse
 
 torch.set_num_threads(1)

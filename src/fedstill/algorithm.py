@@ -164,6 +164,7 @@ class Ends:
     average: State
     student: State
     held: tuple[Samples, Tensor] | None = None
+    snapshots: Sequence[State] = ()  # of the student, on its way
 
 
 @dataclass
@@ -180,6 +181,7 @@ class Round:
     notes: dict[str, Any] = field(default_factory=dict)
     progress: Callable[[str, int, int], None] = lambda what, done, of: None  # shown while the server works
     ends: dict[str, Ends] = field(default_factory=dict)  # by prototype, where a judge is to choose between them
+    snapshots: dict[str, list[State]] = field(default_factory=dict)  # of each prototype's student, where they are judged too
     speakers: Any = None  # the teachers of this round and their weighting, where an ensemble is to be kept (fusion/kept.py)
 
     def offer(
@@ -187,7 +189,11 @@ class Round:
     ) -> None:
         """Let a judge choose a point between each average and the student distilled from it. ``held`` are samples that the
         students did not learn from, and the ensemble's targets for them."""
-        self.ends = {name: Ends(averages[name], student, held) for name, student in students.items() if name in averages}
+        self.ends = {
+            name: Ends(averages[name], student, held, self.snapshots.get(name, ()))
+            for name, student in students.items()
+            if name in averages
+        }
 
     def rng(self, *purpose: object) -> torch.Generator:
         """A random stream of the server's in this round."""

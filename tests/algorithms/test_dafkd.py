@@ -12,7 +12,7 @@ from fedstill.algorithm import Client, Reply, Round
 from fedstill.algorithms import create
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
-from fedstill.core.options import laid_over
+from fedstill.core.nested import laid_over
 from fedstill.fusion.merges import weighted_sum
 from fedstill.local.masking import unmasked_sum
 from fedstill.models import build_generator

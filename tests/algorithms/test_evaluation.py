@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedstill.core.options import laid_over
+from fedstill.core.nested import laid_over
 from fedstill.fusion import ensemble
 from fedstill.models import predict
 from fedstill.run.configuration import parse

@@ -14,7 +14,7 @@ from fedstill.core.message import Message
 from fedstill.core.options import validated
 from fedstill.data.samples import Samples
 from fedstill.fusion.judges import Verdict, agreements, fault, judged, right_answers
-from fedstill.fusion.line import Line, carried_point, delivered_point, point
+from fedstill.fusion.line import Line, candidates, carried_point, delivered_point, point
 from fedstill.models import build
 
 POINTS = [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -56,7 +56,7 @@ def test_right_answers_are_counted_at_every_point() -> None:
     zero = {name: torch.zeros_like(tensor) for name, tensor in network.state_dict().items()}
     average, student = ({**zero, "head.bias": torch.tensor(bias)} for bias in ([1.0, 0.0], [0.0, 1.0]))
     samples = Samples(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([1, 1, 0, 1]))
-    assert right_answers(network, average, student, [0.0, 0.25, 1.0], samples).tolist() == [1, 1, 3]
+    assert right_answers(network, candidates(average, student, [0.0, 0.25, 1.0]), samples).tolist() == [1, 1, 3]
 
 
 def test_agreement_is_one_where_point_and_ensemble_say_the_same() -> None:
@@ -65,7 +65,7 @@ def test_agreement_is_one_where_point_and_ensemble_say_the_same() -> None:
     agreeing = {**zero, "head.bias": torch.tensor([0.8, 0.2]).log()}
     samples, targets = Samples(torch.zeros(2, 1, 2, 2, dtype=torch.uint8)), torch.tensor([[0.8, 0.2], [0.8, 0.2]])
     apart = 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log(0.2 / 0.5)  # KL to what the average says, one half of each
-    assert agreements(network, zero, agreeing, [0.0, 1.0], samples, targets) == pytest.approx([math.exp(-apart), 1.0])
+    assert agreements(network, candidates(zero, agreeing, [0.0, 1.0]), samples, targets) == pytest.approx([math.exp(-apart), 1.0])
 
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------------

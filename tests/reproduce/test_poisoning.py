@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedstill.algorithms import algorithms
-from fedstill.core.options import laid_over
+from fedstill.core.nested import laid_over
 from fedstill.reproduce import Plan, Run, feddf_table3, poisoning, published
 from fedstill.run.configuration import resolve
 

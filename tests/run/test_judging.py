@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.algorithm import Client, Reply, Round
+from fedstill.algorithm import Client, Ends, Reply, Round
 from fedstill.algorithms import create
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.engine.exchange import JUDGE
 from fedstill.engine.inprocess import InProcess
 from fedstill.fusion.line import held_share
-from fedstill.run.judging import DELIVERED, delivered
+from fedstill.run.judging import DELIVERED, _snapshot, delivered
 from fedstill.run.loop import Result, drive, run
 from fedstill.task import Task
 
@@ -179,3 +179,28 @@ def test_nothing_that_was_delivered_before_stays_behind(tiny: Any, tmp_path: Pat
     result = run(tiny(**tree({"carry": 1.0}, rounds=3)), tmp_path)
     parts = [name for name in result.server.parts if name.startswith(DELIVERED)]
     assert len(parts) == (result.history[-1]["line"]["delivered"]["mlp"] != 1.0)
+
+
+@pytest.mark.parametrize("judge", ["clients", "pool"])
+def test_early_states_are_judged_and_delivered_where_they_are_best(tiny: Any, tmp_path: Path, judge: str) -> None:
+    hot = {"steps": 9, "batch_size": 16, "optimizer": {"name": "adam", "lr": 0.3}}  # the longer, the worse
+    config = tree({"judge": judge, "snapshots": 2, "points": [0.0, 1.0]}, rounds=2)
+    config["algorithm"]["distillation"] = hot
+    result = run(tiny(**config), tmp_path / "here")
+    for line in result.history:
+        found = line["line"]["snapshots"]["mlp"]
+        assert len(found["scores"]) == 2
+        best = max(line["line"]["scores"]["mlp"])
+        assert (found["delivered"] is not None) == (max(found["scores"]) > best)
+    workers = tiny(**{**config, "engine": {"workers": 1}})
+    assert same(model(run(workers, tmp_path / "there")), model(result))
+
+
+def test_a_snapshot_replaces_the_whole_line_only_where_it_is_better() -> None:
+    early = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}]
+    ends = Ends({"w": torch.zeros(1)}, {"w": torch.ones(1)}, None, early)
+    parts: dict[str, State] = {}
+    assert _snapshot("net", ends, [0.5, 0.7], 0.7, parts) == {"scores": [0.5, 0.7], "delivered": None}
+    assert not parts
+    assert _snapshot("net", ends, [0.5, 0.8], 0.7, parts)["delivered"] == 1
+    assert parts[DELIVERED + "net"]["w"].item() == 2.0

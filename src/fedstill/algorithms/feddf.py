@@ -285,10 +285,19 @@ class FedDF(Algorithm[FedDFT]):
             inputs=fresh_inputs(self.options.source, self.task, self.generator(server))
             if self.options.distillation.fresh
             else None,
+            snapshots=self.snapshots,
         )
         if not self.personal:  # a public structure is nobody's average
             round.offer(merged, models, held)
         return Server({**merged, **models}, server.parts, server.values)
+
+    @property
+    def snapshots(self) -> int:
+        """How many early states of a student are judged."""
+        wanted = self.options.line.snapshots if self.options.line and not self.personal else 0
+        if wanted and self.options.distillation.student_norm != "frozen":
+            raise FedstillError("line.snapshots needs student_norm = 'frozen', as others get their statistics at the end")
+        return wanted
 
     def draw(self, server: Server, round: Round, replies: Sequence[Reply] = ()) -> Samples:
         """Line 8: the samples that the teachers speak about."""

@@ -97,7 +97,7 @@ class FedRAD(FedDF[FedRADOptions]):
 
         merged = merge_models(self.task, server, replies, weigh)
         starts = self.starts(server, merged, round)
-        models = learn(self.task, starts, samples, table, options, round)
+        models = learn(self.task, starts, samples, table, options, round, snapshots=self.snapshots)
         note_ceiling(self.task, starts, teachers, weighting, options, round, space)
         round.offer(merged, models)
         return Server({**merged, **models}, server.parts, server.values)

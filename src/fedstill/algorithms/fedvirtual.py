@@ -100,7 +100,8 @@ class FedVirtual(FedDF[FedVirtualOptions]):
         round.note(
             statistics={"bytes": sum(t.numel() * t.element_size() for r in replies for t in r.part("statistics").values())}
         )
-        models = learn(self.task, self.starts(server, merged, round), virtual.samples, table, distillation, round, view=self.view)
+        starts = self.starts(server, merged, round)
+        models = learn(self.task, starts, virtual.samples, table, distillation, round, view=self.view, snapshots=self.snapshots)
         note_ceiling(self.task, merged, teachers, weighting, distillation, round, options.ensemble)
         round.offer(merged, models)
         return Server({**merged, **models}, server.parts, server.values)

@@ -164,7 +164,7 @@ class About(Part):
 class Bundle:
     """An opened bundle. Tensors stay in the file until they are asked for, so that fifty bundles cost the memory of one.
 
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> from fedstill.models import build
     >>> about = About(name="a", model=Architecture(name="mlp"), classes=["cat", "dog"], shape=[1, 4, 4])
     >>> path = Path(tempfile.mkdtemp()) / "a.fed"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import FedstillError
-from fedstill.core.options import laid_over
+from fedstill.core.nested import laid_over
 
 __all__ = ["over", "read", "settings"]
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedstill.core.errors import FedstillError, nearest
+from fedstill.core.nested import laid_over
 
-__all__ = ["Part", "Positive", "laid_over", "table_in", "validated"]
+__all__ = ["Part", "Positive", "table_in", "validated"]
 
 Positive = Annotated[int, Field(ge=1)]
 Table = TypeVar("Table", bound=BaseModel)
@@ -73,19 +74,6 @@ def _words(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     return [word for part in get_args(annotation) for word in _words(part)]
-
-
-def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Two trees, the second winning, tables merged key by key.
-
-    >>> laid_over({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
-    {'a': {'x': 1, 'y': 3}}
-    """
-    result = dict(under)
-    for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = laid_over(result[key], value) if both else value
-    return result
 
 
 def validated(kind: type[Table], tree: Mapping[str, Any], prefix: str = "") -> Table:

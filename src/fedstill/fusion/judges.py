@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor
 from fedstill.core.message import Message, State
 from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.divergence import divergence
-from fedstill.fusion.line import point
 from fedstill.models.network import Network
 from fedstill.models.predict import predict_logits
 
-__all__ = ["AVERAGE", "RIGHT", "STUDENT", "Verdict", "agreements", "fault", "judged", "right_answers", "verdict_of"]
+__all__ = ["AVERAGE", "RIGHT", "SNAPSHOT", "STUDENT", "Verdict", "agreements", "fault", "judged", "right_answers", "verdict_of"]
 
 AVERAGE, STUDENT = "average", "student"  # the groups of a message to a judge: the ends of the line
+SNAPSHOT = "snapshot-"  # and with a number, the student's early states
 RIGHT = "right"  # the group of its reply that holds the counts
 
 
@@ -36,25 +36,23 @@ class Verdict:
         return self.right.double() / self.samples
 
 
-def right_answers(network: Network, average: State, student: State, points: Sequence[float], samples: Samples) -> Tensor:
-    """How many of the labelled samples each point of the line gets right."""
+def right_answers(network: Network, states: Iterable[State], samples: Samples) -> Tensor:
+    """How many of the labelled samples each candidate gets right."""
     assert samples.y is not None, "a judge's data has labels"
     found = []
-    for t in points:
-        network.load_state_dict(point(average, student, t))
+    for state in states:
+        network.load_state_dict(state)
         said = predict_logits(network, samples).argmax(1).cpu()
         found.append(int((said == samples.y.cpu()).sum()))
     return torch.tensor(found)
 
 
-def agreements(
-    network: Network, average: State, student: State, points: Sequence[float], samples: Samples, targets: Tensor
-) -> list[float]:
-    """How well each point agrees with the ensemble on samples that the student did not learn from: ``exp(-KL)``, which is 1 where
-    they say the same. It knows nothing of what the pool does not show."""
+def agreements(network: Network, states: Iterable[State], samples: Samples, targets: Tensor) -> list[float]:
+    """How well each candidate agrees with the ensemble on samples that the student did not learn from: ``exp(-KL)``, which is 1
+    where they say the same. It knows nothing of what the pool does not show."""
     found = []
-    for t in points:
-        network.load_state_dict(point(average, student, t))
+    for state in states:
+        network.load_state_dict(state)
         found.append(math.exp(-float(divergence(predict_logits(network, samples), targets))))
     return found
 

@@ -7,7 +7,7 @@ same: a student that costs a point now is often worth several rounds later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -18,7 +18,7 @@ from fedstill.core.message import State
 from fedstill.core.options import Part
 from fedstill.fusion.merges import weighted_sum
 
-__all__ = ["Judge", "Line", "carried_point", "delivered_point", "held_share", "judge_of", "line_of", "point"]
+__all__ = ["Judge", "Line", "candidates", "carried_point", "delivered_point", "held_share", "judge_of", "line_of", "point"]
 
 Judge = Literal["auto", "server", "clients", "pool", "none"]
 
@@ -32,6 +32,9 @@ class Line(Part):
     ``auto`` asks the server where it has labelled data, and the clients otherwise. Test data never judges."""
     points: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=2)] = [0.0, 0.25, 0.5, 0.75, 1.0]
     """The points that are compared: 0 is the average, 1 the student. Clients are sent the two ends and make the others."""
+    snapshots: Annotated[int, Field(ge=0)] = 0
+    """So many early states of the student are judged too, evenly spread over its steps, and may be delivered. Each is one more
+    model that a judging client is sent."""
     carry: Annotated[float, Field(ge=0, le=1)] | Literal["tolerant", "delivered"] = "tolerant"
     """What the next round starts from: the farthest point within ``reach`` that costs at most ``tolerance`` (``tolerant``), the
     delivered one, or always the same share of the way to the student."""
@@ -78,6 +81,12 @@ def point(average: State, student: State, t: float) -> State:
     if t in (0.0, 1.0):
         return student if t else average
     return weighted_sum([average, student], [1 - t, t])
+
+
+def candidates(average: State, student: State, points: Sequence[float], snapshots: Sequence[State] = ()) -> Iterator[State]:
+    """What is judged, one after another: the points of the line, then the student's snapshots."""
+    yield from (point(average, student, t) for t in points)
+    yield from snapshots
 
 
 def delivered_point(points: Sequence[float], scores: Sequence[float]) -> float:

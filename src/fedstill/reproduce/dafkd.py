@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from fedstill.core.options import laid_over
+from fedstill.core.nested import laid_over
 from fedstill.reproduce import Cell, Plan, cell, runs_of
 from fedstill.run.history import Line, rounds_to
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedstill.core.options import laid_over
+from fedstill.core.nested import laid_over
 from fedstill.reproduce import Cell, Plan, cell, runs_of
 
 __all__ = ["feddf_table3"]

@@ -4,7 +4,7 @@ one carried on."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,8 +12,8 @@ from fedstill.algorithm import Algorithm, Ends, Round, Server
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.engine.exchange import JUDGE, Engine
-from fedstill.fusion.judges import AVERAGE, STUDENT, Verdict, agreements, fault, judged, right_answers, verdict_of
-from fedstill.fusion.line import Judge, Line, carried_point, delivered_point, judge_of, line_of, point
+from fedstill.fusion.judges import AVERAGE, SNAPSHOT, STUDENT, Verdict, agreements, fault, judged, right_answers, verdict_of
+from fedstill.fusion.line import Judge, Line, candidates, carried_point, delivered_point, judge_of, line_of, point
 
 __all__ = ["Settled", "delivered", "settle"]
 
@@ -48,19 +48,32 @@ def settle(algorithm: Algorithm, engine: Engine, server: Server, clients: Sequen
     notes: dict[str, Any] = {"judge": judge, "points": list(line.points), "scores": {}, "delivered": {}, "carried": {}}
     for name, ends in round.ends.items():
         found = scores.get(name)
-        carried = carried_point(line.points, found, line)
-        best = delivered_point(line.points, found) if found is not None else carried
+        on_line = None if found is None else found[: len(line.points)]
+        carried = carried_point(line.points, on_line, line)
+        best = delivered_point(line.points, on_line) if on_line is not None else carried
         models[name] = point(ends.average, ends.student, carried)
         if best != carried:
             parts[DELIVERED + name] = point(ends.average, ends.student, best)
         notes["delivered"][name], notes["carried"][name] = best, carried
-        if found is not None:
-            notes["scores"][name] = [float(f"{score:.5f}") for score in found]
+        if found is not None and on_line is not None:
+            notes["scores"][name] = [float(f"{score:.5f}") for score in on_line]
+            early = found[len(line.points) :]
+            if early:
+                notes.setdefault("snapshots", {})[name] = _snapshot(name, ends, early, max(on_line), parts)
     if done.faults:
         notes["faults"] = done.faults
     round.note(line=notes)
     done.server = Server(models, parts, server.values)
     return done
+
+
+def _snapshot(name: str, ends: Ends, scores: Sequence[float], best: float, parts: dict[str, State]) -> dict[str, Any]:
+    """Deliver the best early state of a student where it is better than the whole line; what is noted of it."""
+    first = max(range(len(scores)), key=lambda i: scores[i])
+    taken = scores[first] > best
+    if taken:
+        parts[DELIVERED + name] = dict(ends.snapshots[first])
+    return {"scores": [float(f"{score:.5f}") for score in scores], "delivered": first if taken else None}
 
 
 def _without(server: Server) -> Server:
@@ -83,11 +96,15 @@ def _scores(
             data = task.validation
             if data is None:
                 raise FedstillError("line.judge = 'server' needs labelled data on the server: set data.validation, e.g. 0.1")
-            right = right_answers(task.networks.get(name, "student"), ends.average, ends.student, line.points, data)
+            right = right_answers(task.networks.get(name, "student"), _candidates(ends, line), data)
             found[name] = (right.double() / len(data)).tolist()
         elif ends.held is not None:
-            found[name] = agreements(task.networks.get(name, "student"), ends.average, ends.student, line.points, *ends.held)
+            found[name] = agreements(task.networks.get(name, "student"), _candidates(ends, line), *ends.held)
     return found
+
+
+def _candidates(ends: Ends, line: Line) -> Iterator[State]:
+    return candidates(ends.average, ends.student, line.points, ends.snapshots)
 
 
 def _asked(
@@ -109,7 +126,7 @@ def _asked(
             continue
         try:
             message = outcome.read()
-            problem = fault(message, len(line.points), info.samples)
+            problem = fault(message, len(line.points) + len(round.ends[info.prototype].snapshots), info.samples)
         except FedstillError as error:
             problem = str(error)
         if problem is None:
@@ -126,4 +143,5 @@ def _asked(
 
 def _message(ends: Ends, points: Sequence[float]) -> Message:
     parts: Mapping[str, State] = {AVERAGE: ends.average, STUDENT: ends.student}
-    return Message.of(**parts, points=json.dumps(list(points)))
+    early: Mapping[str, State] = {f"{SNAPSHOT}{i}": dict(state) for i, state in enumerate(ends.snapshots)}
+    return Message.of(**parts, **early, points=json.dumps(list(points)), snapshots=len(early))

@@ -40,6 +40,7 @@ class Distilled:
     before: float | None = None
     after: float | None = None
     kept: str = "student"
+    snapshots: tuple[State, ...] = ()
 
     @property
     def hurt(self) -> bool:
@@ -57,13 +58,14 @@ def distil(
     optimizer: torch.optim.Optimizer | None = None,
     validation: Samples | None = None,
     inputs: Callable[[int, torch.Generator], Tensor] | None = None,
+    snapshots: int = 0,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Distilled:
     """Train ``student`` in place towards the table's targets on ``samples``.
 
     ``table`` is the fixed table of the round, or for fresh inputs a function that makes one for each batch: samples augmented
     anew, or where ``inputs`` is given as many as it makes. With ``validation`` the best snapshot is the result and
-    training stops after ``patience`` steps without a better one.
+    training stops after ``patience`` steps without a better one. So many ``snapshots`` are kept on the way, evenly spread.
     An ``optimizer`` of the caller's (over the student's parameters) keeps its state from one round to the next.
     """
     device = next(student.parameters()).device
@@ -91,6 +93,8 @@ def distil(
     counts = fixed.sample_weight.to(device) if fixed is not None and fixed.sample_weight is not None else None
     x_all = samples.x.to(device)
     losses: list[Tensor] = []
+    due = {round(steps * (i + 1) / (snapshots + 1)) for i in range(snapshots)}
+    taken: list[State] = []
     _learning(student, options)
     done = 0
     for index in batches(len(samples), size, rng, steps=steps, drop_last=lone):
@@ -128,6 +132,8 @@ def distil(
             now: State = clone(student.state_dict())
             averaged = now if averaged is None else weighted_sum([averaged, now], [count / (count + 1), 1 / (count + 1)])
             count += 1
+        if done in due:
+            taken.append(clone(student.state_dict()))
         if done % 20 == 0:
             progress(done, steps)
         if validation is not None and options.patience and (done % options.check_every == 0 or done == steps):
@@ -152,7 +158,7 @@ def distil(
         kept = "merged"
     curve = torch.stack(losses) if losses else torch.full((1,), float("nan"))
     tenth = max(1, len(curve) // 10)
-    return Distilled(done, float(curve[:tenth].mean()), float(curve[-tenth:].mean()), before, after, kept)
+    return Distilled(done, float(curve[:tenth].mean()), float(curve[-tenth:].mean()), before, after, kept, tuple(taken))
 
 
 def mixed(x: Tensor, targets: Tensor, alpha: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,7 @@ def transfer(
     view: Callable[[Network], Network] = lambda network: network,
     inputs: Callable[[int, torch.Generator], Tensor] | None = None,
     hold: float = 0.0,
+    snapshots: int = 0,
 ) -> tuple[dict[str, State], tuple[Samples, Tensor] | None]:
     """Distil the teachers into every model of ``models`` (the students' starts). Returns the students' weights, and a share
     ``hold`` of the samples that they did not learn from with the ensemble's targets for them.
@@ -73,7 +74,7 @@ def transfer(
         some, rest = order[: math.ceil(hold * len(samples))], order[math.ceil(hold * len(samples)) :]
         held = samples.take(some), table.targets[some.to(table.targets.device)]
         samples, table = samples.take(rest), table.take(rest)
-    students = learn(task, models, samples, table, options, round, view=view, inputs=inputs)
+    students = learn(task, models, samples, table, options, round, view=view, inputs=inputs, snapshots=snapshots)
     if heard.samples:
         round.note(weights=heard.means())
     # measured last, so that a weighting which draws at random gives the same model whether or not it is measured
@@ -123,6 +124,7 @@ def learn(
     *,
     view: Callable[[Network], Network] = lambda network: network,
     inputs: Callable[[int, torch.Generator], Tensor] | None = None,
+    snapshots: int = 0,
 ) -> dict[str, State]:
     """The students' part of :func:`transfer`, for a table that is already there."""
     students: dict[str, State] = {}
@@ -137,6 +139,7 @@ def learn(
             rng=round.rng("distil", name),
             validation=task.validation if view(student) is student else None,
             inputs=inputs,
+            snapshots=snapshots,
             progress=partial(round.progress, f"distil {name}"),
         )
         if not math.isfinite(done.last_loss):
@@ -153,8 +156,18 @@ def learn(
             text = f"round {round.number}: {fell}; {hint}"
             round.notes.setdefault("warnings", []).append(text)
         students[name] = clone(student.state_dict())
+        round.snapshots[name] = [_named_like(students[name], taken) for taken in done.snapshots]
     round.note(distillation=losses)
     return students
+
+
+def _named_like(student: State, taken: State) -> State:
+    """A snapshot with the student's names: that of a head alone is completed by the rest, which did not move.
+
+    >>> _named_like({"body": torch.ones(1), "head.w": torch.ones(1)}, {"head.w": torch.zeros(1)})
+    {'body': tensor([1.]), 'head.w': tensor([0.])}
+    """
+    return {**student, **taken}
 
 
 def note_ceiling(
