@@ -36,6 +36,9 @@ def reproduce(
     only: Annotated[str, typer.Option(metavar="A,B", help="Only these rows.")] = "",
     columns: Annotated[str, typer.Option(metavar="X,Y", help="Only these columns.")] = "",
     out: Annotated[Path | None, typer.Option(help="The study's folder (runs/reproduce/NAME).")] = None,
+    line: Annotated[
+        bool, typer.Option("--line", help="Also every system that distils with a judge and the line, in rows of their own.")
+    ] = False,
     set_: Set = None,
 ) -> None:
     """Run a paper's table or figure and print its figures beside ours; it may be stopped and started again."""
@@ -55,6 +58,7 @@ def reproduce(
         only=tuple(words(only.lower())),
         columns=tuple(words(columns.lower())),
         sets=tuple(set_ or ()),
+        line=line,
         listener=lambda run: Shown(run, who=False),
     )
     clock = time.monotonic()

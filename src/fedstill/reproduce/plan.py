@@ -28,6 +28,7 @@ class Plan:
     only: tuple[str, ...] = ()  # rows (systems) to run, all where empty
     columns: tuple[str, ...] = ()  # columns (data sets) to run, all where empty
     sets: tuple[str, ...] = ()  # assignments laid over every run
+    line: bool = False  # also the systems with judge and line, as rows of their own
     listener: Callable[[str], Listener] = lambda name: Listener()
 
     def wants(self, row: str) -> bool:

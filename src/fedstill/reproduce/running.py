@@ -40,13 +40,29 @@ def runs_of(plan: Plan, name: str, tree: Mapping[str, Any], assignments: Sequenc
     from fedstill.run.compare import complete
     from fedstill.run.configuration import resolve
 
+    given = [*assignments, *plan.sets]
+    judged = _has_line(tree, given)
+    name = f"{name}-line" if judged and plan.line else name
+    printed = ["algorithm.line=false"] if judged and not plan.line else []  # as the papers have it
     found = []
     for seed in plan.seeds:
-        config = resolve(tree, [*assignments, *plan.sets, f"seed={seed}"])
+        config = resolve(tree, [*printed, *given, f"seed={seed}"])
         folder = plan.out / name / f"seed{seed}"
         complete(config, folder, plan.listener(f"{name} seed {seed}"))
         found.append(Run(folder, read_summary(folder / "summary.json"), read_history(folder / "history.jsonl")))
     return found
+
+
+def _has_line(tree: Mapping[str, Any], given: Sequence[str]) -> bool:
+    """Whether the system can let a judge choose between average and student (``algorithm.line``), and is not told how."""
+    # slow: they bring torch
+    from fedstill.algorithms import algorithms
+    from fedstill.run.configuration import resolve
+
+    config = resolve(tree, given)
+    options = algorithms()[config.algorithm["name"]].Options
+    told = "line" in tree.get("algorithm", {}) or any(one.startswith("algorithm.line") for one in given)
+    return "line" in options.model_fields and not told
 
 
 def reproduce(name: str, plan: Plan) -> tuple[Study, list[Cell]]:
@@ -54,7 +70,11 @@ def reproduce(name: str, plan: Plan) -> tuple[Study, list[Cell]]:
     chosen = STUDIES.get(name)
     if plan.scale == "tiny" and not chosen.tiny:
         plan = replace(plan, scale="small")
-    cells = list(chosen.run(plan))
+    cells = list(chosen.run(replace(plan, line=False)))
+    if plan.line:  # a system that has no line gives the very same runs again, and no second row
+        once = {(cell.row, cell.column): cell.ours for cell in cells}
+        again = [cell for cell in chosen.run(plan) if once.get((cell.row, cell.column)) != cell.ours]
+        cells += [Cell(f"{cell.row} + line", cell.column, cell.ours) for cell in again]
     if not cells:
         raise FedstillError(f"{name} has no such row or column: --only {','.join(plan.only)} --columns {','.join(plan.columns)}")
     atomic_write(plan.out / "table.md", table(chosen, cells))
