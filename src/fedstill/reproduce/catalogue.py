@@ -178,3 +178,12 @@ study(
     "scaled by 3; Cronus' false clients mirror or drown their logits. FedDF, FedDF-median and FedRAD distil "
     "alike (200 steps of Adam), FedRAD with its average of the student's weights.",
 )(Later("poisoning:poisoning"))
+study(
+    "never-hurts",
+    "Does distillation cost anything? FedAvg, the papers' own forms, and with judge and line",
+    small=130,
+    paper=130,
+    note="The pool is the column's last word. Judged rows deliver and carry on points between average and student that clients "
+    "choose on data they hold out, and vary the pool. DaFKD and FedFTG generate images, so they have no pool and no place on "
+    "a frozen network's features. docs/results/never-hurts.md has three seeds.",
+)(Later("never_hurts:never_hurts"))

@@ -1,0 +1,30 @@
+"""The study of what distillation costs: every row is a valid run, printed or judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstill.config.tables import Config
+from fedstill.reproduce import Plan, Run, never_hurts
+from fedstill.run.configuration import resolve
+
+
+def test_every_row_is_a_valid_run_and_only_judged_ones_have_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, Config] = {}
+
+    def ran(plan: Plan, name: str, tree: dict[str, Any]) -> list[Run]:
+        found[name] = resolve(tree)
+        return [Run(tmp_path, {"final_accuracy": 0.5}, [])]  # type: ignore[typeddict-item]
+
+    monkeypatch.setattr(never_hurts, "runs_of", ran)
+    cells = never_hurts.never_hurts(Plan(tmp_path, tmp_path))
+    assert len(cells) == len(found) == 4 * 9 + 4 * 13 + 13 + 2 * 13 + 4 * 13
+    for name, config in found.items():
+        line = config.algorithm.get("line")
+        assert bool(line) == name.endswith("-judged"), name
+        if name.endswith("-judged") and not name.endswith(("dafkd-judged", "fedftg-judged")):
+            assert config.algorithm["source"]["kind"] == "varied"
+        assert config.data.server not in config.data.domains
