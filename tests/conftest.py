@@ -14,6 +14,15 @@ from fedstill.run.configuration import parse
 torch.set_num_threads(1)
 
 
+# files whose tests wait for processes: begun first, they wait while others compute
+SLOW = ("test_flower_deployment", "test_flower_secure", "test_extending", "test_benchmarks", "test_inprocess", "test_parts")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the slow files, so that none of them is left alone at the end."""
+    items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
+
+
 @pytest.fixture
 def tiny():
     """``tiny(**changes)``: a configuration of two digit domains that trains in a second."""

@@ -8,6 +8,7 @@ the demo's embedded digits, MNIST divided unevenly, and photographs from scratch
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedstill.core.nested import laid_over
@@ -45,36 +46,29 @@ def _local(epochs: int, rate: float) -> dict[str, Any]:
     return {"epochs": epochs, "batch_size": 32, "optimizer": {"name": "sgd", "lr": rate, "momentum": 0.9}}
 
 
+def _pool(root: Path, domains: Sequence[str], pool: str, **images: int) -> dict[str, Any]:
+    """All domains but one at the clients, that one at the server."""
+    return {"root": str(root), "domains": [name for name in domains if name != pool], "server": pool, **images}
+
+
 def columns(plan: Plan) -> Iterator[tuple[str, dict[str, Any], int]]:
     """Every column: its name, its configuration, and the size of a varied pool."""
+    root, small = plan.root(), {"model": {"name": "cnn-small"}, "engine": {"threads": 1}}
+    network = {"name": "efficientnet-lite0", "weights": "imagenet", "train": "head", "options": {"head": [256]}}
     for pool in PHOTOS:
-        data = {"root": str(plan.root() / "pacs160"), "domains": [d for d in PHOTOS if d != pool], "server": pool}
-        network = {"name": "efficientnet-lite0", "weights": "imagenet", "train": "head", "options": {"head": [256]}}
-        yield (
-            f"pacs160 {pool}",
-            {
-                "rounds": 5,
-                "data": {**data, "image_size": 160, "channels": 3},
-                "model": network,
-                "local": _local(5, 0.01),
-                "engine": {"threads": 1},
-            },
-            4000,
-        )
-    small = {"model": {"name": "cnn-small"}, "engine": {"threads": 1}}
+        data = _pool(root / "pacs160", PHOTOS, pool, image_size=160, channels=3)
+        frozen = {"rounds": 5, "data": data, "model": network, "local": _local(5, 0.01), "engine": {"threads": 1}}
+        yield f"pacs160 {pool}", frozen, 4000
     for pool in DIGITS:
-        data = {"root": str(plan.root()), "domains": [d for d in DIGITS if d != pool], "server": pool}
-        data |= {"image_size": 32, "channels": 3, "limit": 1200, "test_limit": 500}
+        data = _pool(root, DIGITS, pool, image_size=32, channels=3, limit=1200, test_limit=500)
         yield f"digits {pool}", {"rounds": 6, "data": data, "local": _local(2, 0.02), **small}, 2400
     yield "demo", laid_over(tree_in("demo"), {"engine": {"threads": 1, "workers": 0}}), 2400
     for alpha in (0.1, 1.0):
-        data = {"root": str(plan.root()), "domains": ["mnist"], "server": "usps"}
-        data |= {"image_size": 28, "channels": 1, "limit": 2000, "test_limit": 1000}
+        data = _pool(root, ["mnist"], "usps", image_size=28, channels=1, limit=2000, test_limit=1000)
         clients = {"per_domain": 10, "per_round": 5, "partition": {"kind": "dirichlet", "alpha": alpha}}
         yield f"mnist alpha {alpha:g}", {"rounds": 8, "data": data, "clients": clients, "local": _local(5, 0.02), **small}, 2400
     for pool in PHOTOS:
-        data = {"root": str(plan.root() / "pacs"), "domains": [d for d in PHOTOS if d != pool], "server": pool}
-        data |= {"image_size": 64, "channels": 3, "limit": 400, "test_limit": 200}
+        data = _pool(root / "pacs", PHOTOS, pool, image_size=64, channels=3, limit=400, test_limit=200)
         yield f"pacs64 {pool}", {"rounds": 6, "data": data, "local": _local(2, 0.02), **small}, 1600
 
 
@@ -97,8 +91,7 @@ def never_hurts(plan: Plan) -> Sequence[Cell]:
             if plan.wants(row):
                 name = f"{column}/{row}".lower().replace(" ", "-")
                 # told, so that runs_of does not take the judged rows for the paper's own
-                runs = runs_of(
-                    plan, name, laid_over(tree, {"algorithm": options if row == "FedAvg" else {"line": {}, **options}})
-                )
+                told = options if row == "FedAvg" else {"line": {}, **options}
+                runs = runs_of(plan, name, laid_over(tree, {"algorithm": told}))
                 cells.append(cell("never-hurts", row, column, [run.summary["final_accuracy"] for run in runs]))
     return cells
