@@ -6,12 +6,13 @@ one that the next round starts from may differ. Harm is said of the second: it i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from fedstill.report.numbers import count, points
+from fedstill.report.numbers import LEVEL, count, half_interval, points
 from fedstill.report.runs import Run
 from fedstill.run.history import Line
 
@@ -81,24 +82,53 @@ class Distilled:
 
     @property
     def harm(self) -> bool:
-        """Whether what is carried on is worse than the average: on the whole, to a hundredth of a point, and in half of the
-        rounds or more. One bad round among good ones is no rule."""
-        worse = sum(gain < 0 for gain in self.carried)
-        return bool(self.carried) and 2 * worse >= len(self.carried) and round(100 * fmean(self.carried), 2) < 0
+        """Whether what is carried on is worse than the average: on the whole, to a hundredth of a point, and by more than
+        chance, as far as the rounds can say: by the interval of their mean, or because nearly all of them are. Of a single
+        round its sign counts."""
+        if not self.carried or not _worse(fmean(self.carried)):
+            return False
+        return fmean(self.carried) + (half_interval(self.carried) or 0.0) < 0 or _nearly_all_worse(self.carried)
 
     @property
     def text(self) -> str:
         """What it came to, in a sentence or two."""
-        worse = f"in {sum(gain < 0 for gain in self.carried)} of {count(len(self.carried), 'round')}"
+        worse = f"in {sum(map(_worse, self.carried))} of {count(len(self.carried), 'round')}"
+        if not self.carried:
+            return ""
         if not self.judge:
-            if not self.carried:
-                return ""
-            return f"{points(fmean(self.carried))} points a round on average; worse after distillation {worse}."
+            return f"{points(fmean(self.carried))} points a round on average{self._chance}; worse after distillation {worse}."
         said = f"Delivered: {points(fmean(self.delivered))} points a round over the average. " if self.delivered else ""
         carried = (
-            f"Carried on, by {_whose(self.judge)}: {points(fmean(self.carried))} points a round; worse than the average {worse}."
+            f"Carried on, by {_whose(self.judge)}: {points(fmean(self.carried))} points a round{self._chance}; worse than the "
+            f"average {worse}."
         )
         return said + carried
+
+    @property
+    def _chance(self) -> str:
+        """Said of a loss that may be chance."""
+        mean = fmean(self.carried)
+        if self.harm or not _worse(mean):
+            return ""
+        half = half_interval(self.carried) or 0.0
+        level = f"{LEVEL:.0%}".replace("%", " %")
+        return f", which may be chance ({level} interval {points(mean - half)} to {points(mean + half)})"
+
+
+def _worse(gain: float) -> bool:
+    """Whether a difference of accuracies is a loss, to a hundredth of a point."""
+    return round(100 * gain, 2) < 0
+
+
+def _nearly_all_worse(gains: Sequence[float]) -> bool:
+    """The sign test: whether as many losses would be rare if losses and gains were equally likely.
+
+    >>> _nearly_all_worse([-0.4, *[-0.01] * 5]), _nearly_all_worse([-0.4, *[-0.01] * 4, 0.01])
+    (True, False)
+    """
+    losses = sum(map(_worse, gains))
+    told = losses + sum(_worse(-gain) for gain in gains)
+    return sum(math.comb(told, n) for n in range(losses, told + 1)) < (1 - LEVEL) / 2 * 2.0**told
 
 
 def _whose(judge: str) -> str:

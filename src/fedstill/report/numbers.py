@@ -1,12 +1,15 @@
-"""Numbers as words: signs, points, ratios; never a zero with a minus."""
+"""Numbers as words: signs, points, ratios, and how sure a mean is; never a zero with a minus."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
-__all__ = ["count", "fixed", "points", "sequence", "times"]
+__all__ = ["LEVEL", "count", "fixed", "half_interval", "points", "sequence", "times"]
 
 MINUS = "−"
+LEVEL = 0.95  # of the intervals
 
 
 def fixed(value: float, digits: int) -> str:
@@ -67,3 +70,17 @@ def sequence(words: Sequence[str]) -> str:
     ('a', 'a, b and c')
     """
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def half_interval(values: Sequence[float]) -> float | None:
+    """Half of the width of the interval of the mean (Student's t); None for one value, which says nothing of chance.
+
+    >>> round(half_interval([1.0, 2.0, 3.0]), 3), half_interval([1.0])
+    (2.484, None)
+    """
+    if len(values) < 2:
+        return None
+    from scipy.special import stdtrit  # slow, and most of what reads runs needs none of it
+
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * error

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedstill.report.distilled import distilled
-from fedstill.report.numbers import count, fixed, points, sequence, times
+from fedstill.report.numbers import LEVEL, count, fixed, half_interval, points, sequence, times
 from fedstill.report.runs import Run
 from fedstill.report.tables import Row
 
 __all__ = ["LEVEL", "Difference", "Verdict", "paired", "verdict"]
 
-LEVEL = 0.95  # of the intervals
 ENOUGH = 5  # seeds; with fewer an interval is wide because they are few
 
 
@@ -65,13 +64,7 @@ def paired(row: Row, other: Row) -> Difference | None:
     if not seeds:
         return None
     differences = [mine[seed] - its[seed] for seed in seeds]
-    half = None
-    if len(seeds) > 1:
-        from scipy.special import stdtrit  # slow, and most of what reads runs needs none of it
-
-        error = statistics.stdev(differences) / math.sqrt(len(seeds))
-        half = float(stdtrit(len(seeds) - 1, (1 + LEVEL) / 2)) * error
-    return Difference(other.label, seeds, statistics.fmean(differences), half)
+    return Difference(other.label, seeds, statistics.fmean(differences), half_interval(differences))
 
 
 def _by_seed(row: Row) -> dict[int, float]:
