@@ -304,6 +304,9 @@ def test_which_point_was_taken(page, comparison):
     assert "Carried on: t = 1.00" in text
     harm = page.execute_script("return [...document.querySelectorAll('#distillation-facets .harm')].length")
     assert harm == 0, "what is carried on is better than the average"
+    assert not page.find_element("id", "distillation-harm").is_displayed(), "no word of orange where there is none"
+    tops = "return [...document.querySelectorAll('#distillation-facets .chart')].map((c) => c.getBoundingClientRect().top)"
+    assert len(set(page.execute_script(tops))) == 1, "charts side by side begin at the same height"
 
 
 def test_what_is_taken_for_what(page, comparison):
@@ -354,6 +357,8 @@ def test_the_table_fits_where_there_is_room(browser, odd):
     needed, room = browser.execute_script(size)
     assert len(table(browser)[0]) == 18
     assert needed <= room
+    lines = "return [...document.querySelectorAll('#table tbody th span:last-child')].map((s) => s.getClientRects().length)"
+    assert browser.execute_script(lines) == [1, 1, 1, 1], "names are not broken"
 
 
 def test_an_outlier_does_not_squeeze_the_others(browser, odd):
@@ -402,7 +407,7 @@ def test_zero_has_no_minus(browser, odd):
 
 
 def test_pictures_of_noise_are_called_so(page):
-    told = [p.text for p in page.find_elements("css selector", "#gallery .harm")]
+    told = [p.text for p in page.find_elements("css selector", "#gallery .wrong")]
     assert len(told) == 6
     assert all(text.startswith("Noise (neighbouring pixels correlate by 0.0") for text in told)
     assert "correlation below 0.35" in page.find_element("id", "images-decided").text

@@ -75,7 +75,8 @@ function distillation(data, place, colours, range) {
   const judged = runs.some((run) => run.line?.scored);
   const gained = overSeeds(runs, (run) => run.gained, "round");
   const carried = judged ? overSeeds(runs, (run) => run.carried, "round") : [];
-  const below = judged ? colours.soft : HARM;  // with a judge, harm is what it says of the model that is carried on
+  const { harm } = data.methods[place].distilled;  // a round that loses is no harm: that is said of a system, on the whole
+  const below = harm && !judged ? HARM : colours.soft;  // with a judge, harm is what it says of the model that is carried on
   const traces = [
     line("ensemble", (run) => run.ensemble, "dot", CEILING),
     line(judged ? "delivered" : "after distillation", (run) => run.accuracy, "solid", colours.accent),
@@ -86,10 +87,10 @@ function distillation(data, place, colours, range) {
       text: gained.map((p) => signed(p.mean)), textposition: "none", hovertemplate: "%{text}",
     },
     {
-      type: "scatter", mode: "markers", name: "carried on, by the judge", x: carried.map((p) => p.x),
+      type: "scatter", mode: "markers", name: "carried on", x: carried.map((p) => p.x),
       y: carried.map((p) => p.mean), yaxis: "y2",
       marker: {
-        symbol: "diamond", size: 9, color: carried.map((p) => (p.mean < 0 ? HARM : colours.accent)),
+        symbol: "diamond", size: 9, color: carried.map((p) => (p.mean >= 0 ? colours.accent : harm ? HARM : colours.soft)),
         line: { width: 1, color: colours.back },
       },
       text: carried.map((p) => signed(p.mean)), hovertemplate: "%{text}",
@@ -187,6 +188,7 @@ function forest(verdict, colours) {
       hovermode: "closest", margin: { l: 60, r: 12, t: 4, b: 26 },
       xaxis: {
         zeroline: true, zerolinewidth: 2, zerolinecolor: colours.soft,
+        rangemode: "tozero",  // an interval is read against zero
         ...(rows.some(far) ? { range: [Math.min(0, ...rows.map((d) => d.mean - d.half)) - 0.06 * edge, 1.06 * edge] } : {}),
       },
       yaxis: { type: "category", ticklabelstandoff: 6, range: [-0.6, rows.length - 0.4] },

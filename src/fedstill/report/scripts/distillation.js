@@ -7,6 +7,7 @@ function drawDistillation() {
   const without = all.filter(({ method, runs }) => !method.distilled && runs.some((run) => run.round.length));
   const names = without.map(({ method }) => method.label).join(", ");
   $("distillation-none").textContent = names ? `Nothing is distilled in ${names}.` : "";
+  show("distillation-harm", having.some(({ method }) => method.distilled.harm));
   $("distillation-judged").hidden = !having.some(({ runs }) => runs.some((run) => run.line?.scored));
   const told = (run) => [run.accuracy, run.merged, run.ensemble].filter(Boolean).flat();
   const methods = having.map(({ runs }) => [runs.flatMap(told)]);

@@ -101,7 +101,7 @@ function drawImages() {
   $("gallery").replaceChildren(...data.images.map((image) => element(
     "figure", {}, element("img", { src: image.src, alt: image.caption, class: image.kind }),
     element("figcaption", {}, image.caption + (image.noted ? ` (${image.noted})` : "")),
-    ...(image.wrong ? [element("p", { class: "told harm" }, `${image.wrong[0].toUpperCase()}${image.wrong.slice(1)}.`)] : []),
+    ...(image.wrong ? [element("p", { class: "told wrong" }, `${image.wrong[0].toUpperCase()}${image.wrong.slice(1)}.`)] : []),
   )));
 }
 
