@@ -72,6 +72,18 @@ def test_no_unlabelled_data_is_needed(tiny: Any, tmp_path: Path, targets: str) -
     assert line["distillation"]["resnet8"]["steps"] > 0
 
 
+def test_sites_say_how_well_they_are_covered_and_need_not(tiny: Any, tmp_path: Path) -> None:
+    told, silent = settings(), settings()
+    silent["algorithm"]["source"]["options"]["coverage"] = False
+    one, other = run(tiny(**told), tmp_path / "told"), run(tiny(**silent), tmp_path / "silent")
+    for line in one.history:
+        assert list(line["statistics"]["coverage"]) == line["clients"]
+        assert all(0.2 < share <= 1 for share in line["statistics"]["coverage"].values())
+    assert all("coverage" not in line["statistics"] for line in other.history)
+    states = [result.server.models["resnet8"] for result in (one, other)]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0]), "what is said changes nothing"
+
+
 def test_workers_draw_the_same(tiny: Any, tmp_path: Path) -> None:
     one, two = (run(tiny(**settings(), engine={"workers": w}), tmp_path / str(w)) for w in (0, 2))
     states = [result.server.models["resnet8"] for result in (one, two)]
@@ -91,7 +103,9 @@ def test_virtual_features_mix_with_a_pool_on_a_frozen_trunk(tiny: Any, tmp_path:
     source = {"kind": "mixture", "size": 200, "shares": {"statistics": 0.5, "data": 0.5}, "options": {"min_samples": 4}}
     config["algorithm"] = {"name": "fedd3a", "source": source, "distillation": {"epochs": 1}}
     config["data"]["server"] = "embedded:blended"
-    assert run(tiny(**config), tmp_path / "frozen").history[-1]["dropped"] == []
+    line = run(tiny(**config), tmp_path / "frozen").history[-1]
+    assert line["dropped"] == []
+    assert list(line["statistics"]["coverage"]) == line["clients"]
     config["model"] = {"name": "mlp", "options": {"hidden": [16]}}
     with pytest.raises(FedstillError, match="only on a frozen trunk"):
         run(tiny(**config), tmp_path / "whole")

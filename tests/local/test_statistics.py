@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedstill.local.reports.coverage import coverage, covered
 from fedstill.local.reports.statistics import Gaussians, Statistics, described, statistics_fault
 
 
@@ -64,6 +65,8 @@ def test_a_state_survives_the_wire() -> None:
         ({"counts": torch.tensor([], dtype=torch.long)}, "describe nothing"),
         ({"labels": torch.tensor([0, 7])}, "classes that there are not"),
         ({"factors": torch.zeros(2, 5, 4)}, "do not fit each other"),
+        ({"coverage": torch.tensor(1.5)}, "a coverage that is no share"),
+        ({"coverage": torch.tensor([0.1, 0.1])}, "a coverage that is no share"),
     ],
 )
 def test_broken_statistics_are_refused(change: dict[str, torch.Tensor], reason: str) -> None:
@@ -71,6 +74,19 @@ def test_broken_statistics_are_refused(change: dict[str, torch.Tensor], reason: 
     assert statistics_fault(good, 3, 2, 40) is None
     assert reason in (statistics_fault({**good, **change}, 3, 2, 40) or "")
     assert statistics_fault({k: v for k, v in good.items() if k != "means"}, 3, 2, 40) == "its statistics have no means"
+
+
+def test_how_much_of_a_site_is_covered_tells_good_descriptions_from_bad_ones() -> None:
+    rng = torch.Generator().manual_seed(0)
+    z = torch.randn(400, 2, generator=rng) @ torch.randn(2, 64, generator=rng)  # two directions of 64
+    told = {}
+    for covariance in ("diagonal", "low-rank", "full"):
+        found = described(z, None, Statistics(covariance=covariance, per_class=False, rank=4))
+        told[covariance] = covered(z, found.draw(400, torch.Generator().manual_seed(1))[0], torch.Generator().manual_seed(2))
+    assert told["diagonal"] < 0.1
+    assert told["low-rank"] == pytest.approx(1 - 2**-5, abs=0.03)  # what the same distribution covers (Naeem et al.)
+    assert told["full"] == pytest.approx(1 - 2**-5, abs=0.03)
+    assert coverage(z, z[:0]) == coverage(z[:1], z) == 0.0
 
 
 def test_rare_classes_are_described_together_without_a_label() -> None:

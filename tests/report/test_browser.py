@@ -339,6 +339,8 @@ def odd(tmp_path_factory):
                 line["ensemble_accuracy"] = None
                 line["domains"] = {f"a domain {d}": max(level - 0.01 * d, 0.0) for d in range(6)}
                 line["prototypes"] = {"resnet-8": level, "mobilenet": level}
+                if name == "fedd3a":
+                    line["statistics"] = {"bytes": 100, "coverage": {"site-0": 0.5, "site-1": 0.9}}
                 if "weights" in line and name == "feddf":
                     line["weights"] = dict.fromkeys(line["weights"], 1 / 6)
                     line["weights_by_domain"] = dict.fromkeys(line["weights_by_domain"], line["weights"])
@@ -397,9 +399,11 @@ def test_whose_knowledge_opens_on_a_system_that_weighs(browser, odd):
     assert browser.find_element("id", "weights-note").text == "Every client counts the same in this run."
 
 
-def test_zero_has_no_minus(browser, odd):
+def test_zero_has_no_minus_and_virtual_features_are_told_of(browser, odd):
     screen(browser)
     visit(browser, (odd / "report.html").as_uri())
+    covered = browser.find_element("id", "coverage-table").text.split("\n")
+    assert covered == ["client fedd3a", "site-0 50 %", "site-1 90 %", "mean 70 %"]
     text = browser.execute_script("return document.body.innerText")
     assert "0.00 points a round" in text
     for minus in "-−":

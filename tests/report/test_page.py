@@ -154,6 +154,39 @@ def test_harm_is_said_of_what_is_carried_on_and_explained_where_the_system_leads
     assert "leads" not in told["plain"]["text"]
 
 
+def test_how_well_virtual_features_cover_the_sites(tmp_path, monkeypatch):
+    told = [
+        [{"mnist-0": 0.52, "usps-0": 0.9}, {"mnist-0": 0.8, "usps-0": 0.9}],
+        [{"mnist-0": 0.6}, {"mnist-0": 0.9, "usps-0": 7}],
+    ]
+    for seed, rounds in enumerate(told):
+        run = write_run(tmp_path / str(seed), "fedvirtual", seed, rounds=2)
+        lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+        for line, covered in zip(lines, rounds, strict=True):
+            line["statistics"] = {"bytes": 8, "coverage": covered}
+        (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_run(tmp_path / "other", "fedavg")
+    found = data_of(build_page([tmp_path]))["coverages"]
+    assert found["methods"] == ["fedvirtual"]
+    assert [(c["id"], c["cells"]) for c in found["clients"]] == [("mnist-0", ["56 % → 85 %"]), ("usps-0", ["90 %"])]
+    assert found["mean"] == ["73 % → 88 %"]
+    monkeypatch.setattr("fedstill.report.coverages._MOST_CLIENTS", 1)
+    found = data_of(build_page([tmp_path]))["coverages"]
+    assert [c["id"] for c in found["clients"]] == ["mnist-0"], "the worst"
+    assert found["note"] == "The 1 of 2 clients that are covered worst are shown."
+    assert data_of(build_page([tmp_path / "other"]))["coverages"] is None
+
+
+@pytest.mark.parametrize("broken", [7, {"coverage": 3}, {"coverage": {"mnist-0": "much"}}, {}])
+def test_damaged_coverage_is_left_out(tmp_path, broken):
+    run = write_run(tmp_path, "fedvirtual", rounds=1)
+    line = json.loads((run / "history.jsonl").read_text())
+    (run / "history.jsonl").write_text(json.dumps(line | {"statistics": broken}) + "\n")
+    data = data_of(build_page([tmp_path]))
+    assert data["coverages"] is None
+    assert any("'statistics" in problem for problem in data["runs"][0]["problems"]) == bool(broken)
+
+
 def test_what_is_taken_for_what_is_summed_over_seeds_and_kept_small(tmp_path, monkeypatch):
     for seed in (0, 1):
         write_run(tmp_path / str(seed), "feddf", seed)

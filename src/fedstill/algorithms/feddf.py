@@ -27,10 +27,11 @@ from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.distillation.transfer import note_personal, transfer
 from fedstill.fusion.ensemble import Space
 from fedstill.fusion.kept import Speakers
-from fedstill.fusion.line import Line, judge_of
+from fedstill.fusion.line import Line, pool_share
 from fedstill.fusion.merges import MergeName, make_merge
 from fedstill.fusion.sources import Source, draw, fresh_inputs, reports_for
 from fedstill.fusion.sources.generator import Frozen, check_range, frozen_generator
+from fedstill.fusion.sources.statistics import note_statistics
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.weightings import Weighting, WeightingContext, fault_of, make_weighting, options_kind, report_of
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
@@ -45,8 +46,6 @@ from fedstill.task import Task
 from fedstill.training.fit import Term
 
 __all__ = ["FedDF", "FedDFOptions", "FedDFT"]
-
-HELD = 0.1  # the share of the samples that students do not learn from, where agreement on them judges
 
 
 class Contrastive(Part):
@@ -170,7 +169,6 @@ class FedDF(Algorithm[FedDFT]):
             check_range(task)
         if self.options.source.kind in ("data", "mixture") and self.needs_pool(task):
             raise FedstillError(f"{self.name} distils on unlabelled data: set data.server, data.target or data.holdout")
-
         if self.report == "projection" and task.config.model.buffers == "local":
             raise FedstillError(
                 f"weighting = '{self.options.weighting}' compares features under one backbone, and model.buffers = 'local' gives "
@@ -281,7 +279,7 @@ class FedDF(Algorithm[FedDFT]):
             round,
             space=self.options.ensemble,
             view=self.view,
-            hold=HELD if self.options.line and judge_of(self.options.line, self.task.config) == "pool" else 0.0,
+            hold=pool_share(self),
             inputs=fresh_inputs(self.options.source, self.task, self.generator(server))
             if self.options.distillation.fresh
             else None,
@@ -301,6 +299,8 @@ class FedDF(Algorithm[FedDFT]):
 
     def draw(self, server: Server, round: Round, replies: Sequence[Reply] = ()) -> Samples:
         """Line 8: the samples that the teachers speak about."""
+        if "statistics" in self.described:
+            note_statistics(replies, round)
         return draw(self.options.source, self.task, self.source_rng(round), self.generator(server), replies)
 
     def feature_width(self, client: str) -> int:

@@ -22,7 +22,7 @@ from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.distillation.transfer import learn, note_ceiling, note_weights
 from fedstill.fusion.ensemble import Space, Table, ensemble_table
 from fedstill.fusion.sources import Source
-from fedstill.fusion.sources.statistics import Virtual, draw_virtual
+from fedstill.fusion.sources.statistics import Virtual, draw_virtual, note_statistics
 from fedstill.fusion.teacher import Teacher
 from fedstill.models.network import Network
 from fedstill.models.predict import predict_logits
@@ -97,9 +97,7 @@ class FedVirtual(FedDF[FedVirtualOptions]):
         else:
             table = own_table(self.view, teachers, virtual, len(self.task.classes), by_label=options.targets == "label")
         note_weights(self.task, teachers, table, virtual.samples, round)
-        round.note(
-            statistics={"bytes": sum(t.numel() * t.element_size() for r in replies for t in r.part("statistics").values())}
-        )
+        note_statistics(replies, round)
         starts = self.starts(server, merged, round)
         models = learn(self.task, starts, virtual.samples, table, distillation, round, view=self.view, snapshots=self.snapshots)
         note_ceiling(self.task, merged, teachers, weighting, distillation, round, options.ensemble)

@@ -18,7 +18,18 @@ from fedstill.core.message import State
 from fedstill.core.options import Part
 from fedstill.fusion.merges import weighted_sum
 
-__all__ = ["Judge", "Line", "candidates", "carried_point", "delivered_point", "held_share", "judge_of", "line_of", "point"]
+__all__ = [
+    "Judge",
+    "Line",
+    "candidates",
+    "carried_point",
+    "delivered_point",
+    "held_share",
+    "judge_of",
+    "line_of",
+    "point",
+    "pool_share",
+]
 
 Judge = Literal["auto", "server", "clients", "pool", "none"]
 
@@ -69,6 +80,12 @@ def held_share(algorithm: Algorithm[Any]) -> float:
     """The share of its samples that each client holds out for its verdicts."""
     line, config = line_of(algorithm), algorithm.task.config
     return config.clients.validation if line is not None and judge_of(line, config) == "clients" else 0.0
+
+
+def pool_share(algorithm: Algorithm[Any]) -> float:
+    """The share of the pool that students do not learn from, because agreement with the ensemble on it judges them."""
+    line = line_of(algorithm)
+    return 0.1 if line is not None and judge_of(line, algorithm.task.config) == "pool" else 0.0
 
 
 def point(average: State, student: State, t: float) -> State:

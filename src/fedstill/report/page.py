@@ -22,6 +22,7 @@ from typing import Any
 from fedstill.core.errors import FedstillError
 from fedstill.core.version import __version__
 from fedstill.report.by_class import confusions, partitions
+from fedstill.report.coverages import coverages
 from fedstill.report.distilled import distilled
 from fedstill.report.numbers import count
 from fedstill.report.pictures import DECIDED, pictures
@@ -79,6 +80,7 @@ def page_data(runs: Sequence[Run], root: Sequence[Path] = ()) -> dict[str, Any]:
         "imagesDecided": DECIDED,
         "confusions": confused,
         "confusionsNote": confused_note,
+        "coverages": coverages(rows),
         "table": _table(rows),
     }
 

@@ -128,6 +128,10 @@ def _clean(line: Line) -> tuple[Line, list[str]]:
         cleaned["line"] = _judged(cleaned["line"])
         if cleaned["line"] is None:
             unusable.append("line")
+    if "statistics" in cleaned:
+        told = cleaned["statistics"].get("coverage", {}) if isinstance(cleaned["statistics"], dict) else None
+        shares = {name: share(value) for name, value in numbers(told, "statistics").items()}
+        cleaned["statistics"] = {"coverage": {name: value for name, value in shares.items() if value is not None}}
     for name in ("clients", "dropped"):
         if name in cleaned and not isinstance(cleaned[name], list):
             cleaned[name] = []

@@ -71,6 +71,7 @@ class Line(TypedDict, total=False):
     losses: dict[str, float]
     line: dict[str, Any]  # who judged the points between average and student, their scores, what was delivered and carried on
     generator: dict[str, float]  # of what a generator makes: within, between, label_agreement
+    statistics: dict[str, Any]  # that sites describe their features by: bytes; coverage by client
 
 
 class Summary(TypedDict, total=False):

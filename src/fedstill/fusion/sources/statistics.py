@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedstill.algorithm import Reply
+from fedstill.algorithm import Reply, Round
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
 from fedstill.fusion.sources.contract import SourceContext, source
 from fedstill.local.reports.statistics import Gaussians
 
-__all__ = ["Virtual", "draw_virtual"]
+__all__ = ["Virtual", "draw_virtual", "note_statistics"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,14 @@ def draw_virtual(replies: Sequence[Reply], size: int, shape: Sequence[int], rng:
             parts.append(drawn)
             labels.append(label)
     return Virtual(Samples(torch.cat(parts).view(size, *shape)), origin, torch.cat(labels))
+
+
+def note_statistics(replies: Sequence[Reply], round: Round) -> None:
+    """What the sites' statistics took to send, and how much of each site's features they cover, where it says so."""
+    parts = {reply.client: reply.part("statistics") for reply in replies}
+    size = sum(tensor.numel() * tensor.element_size() for part in parts.values() for tensor in part.values())
+    told = {client: float(f"{float(part['coverage']):.4f}") for client, part in parts.items() if "coverage" in part}
+    round.note(statistics={"bytes": size} | ({"coverage": told} if told else {}))
 
 
 @source("statistics", report="statistics")

@@ -21,6 +21,7 @@ from fedstill.core.message import Message, State
 from fedstill.core.options import Part, Positive
 from fedstill.data.samples import Samples
 from fedstill.local.reports.contract import report
+from fedstill.local.reports.coverage import MOST, covered
 from fedstill.models.network import Network
 from fedstill.models.predict import apply
 from fedstill.models.trunk import Top
@@ -45,6 +46,9 @@ class Statistics(Part):
 
     rare: Literal["pool", "leave"] = "pool"
     """What happens to such classes: they are described together, without a label, if they have enough samples, or left out."""
+
+    coverage: bool = True
+    """Whether the site also says how much of its features what is drawn covers: one number, for the page."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,13 @@ def reported_statistics(message: Message, client: Client, options: Mapping[str, 
     """The client's Gaussians under the weights as received."""
     wanted = Statistics.model_validate(dict(options))
     network = client.task.networks.load(client.prototype, message.group("model"))
-    return described(features_of(network, client.data), client.data.y, wanted).state()
+    features = features_of(network, client.data)
+    found = described(features, client.data.y, wanted)
+    if not wanted.coverage or not len(found.counts):
+        return found.state()
+    rng = client.rng("coverage")
+    drawn, _ = found.draw(min(len(features), MOST), rng)
+    return {**found.state(), "coverage": torch.tensor(covered(features, drawn, rng))}
 
 
 def statistics_fault(part: Mapping[str, Tensor], width: int, classes: int, samples: int) -> str | None:
@@ -170,4 +180,7 @@ def statistics_fault(part: Mapping[str, Tensor], width: int, classes: int, sampl
         return f"its statistics count {int(given.counts.sum())} samples, and it has {samples}"
     if bool((given.labels < -1).any()) or bool((given.labels >= classes).any()):
         return "its statistics name classes that there are not"
+    told = part.get("coverage", torch.tensor(0.0))
+    if told.numel() != 1 or not 0 <= float(told) <= 1:
+        return "its statistics say a coverage that is no share"
     return None

@@ -31,7 +31,7 @@ async function start() {
   } catch (error) {
     $("trouble").hidden = false;
     $("trouble").textContent = `This browser cannot unpack the charts (${error}); the tables below are complete.`;
-    for (const part of [drawHead, drawVerdict, drawProblems, drawTable, drawDropped, drawRepeat]) part();
+    for (const part of [drawHead, drawVerdict, drawProblems, drawTable, drawCoverage, drawDropped, drawRepeat]) part();
     return;
   }
   for (const id of [

@@ -94,6 +94,20 @@ function drawPartition() {
   draw($("chart-partition"), "who holds what", bubbles(chosen, colours()));
 }
 
+function drawCoverage() {
+  if (!show("coverage", data.coverages)) return;
+  const { methods, clients, mean: all, note } = data.coverages;
+  const domains = clients.some(({ domain }) => domain);
+  const row = (cells, tag = "td") => element("tr", {}, ...cells.map((cell) => element(tag, {}, cell)));
+  const head = ["client", ...(domains ? ["domain"] : []), ...methods];
+  $("coverage-table").replaceChildren(
+    element("thead", {}, element("tr", {}, ...head.map((h) => element("th", { class: "plain", scope: "col" }, h)))),
+    element("tbody", {}, ...clients.map(({ id, domain, cells }) => row([id, ...(domains ? [domain] : []), ...cells])),
+      row(["mean", ...(domains ? [""] : []), ...all], "th")),
+  );
+  $("coverage-note").textContent = note;
+}
+
 function drawImages() {
   if (!show("images", data.images.length)) return;
   $("images-note").textContent = data.imagesNote;
