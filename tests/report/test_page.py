@@ -131,6 +131,17 @@ def test_what_a_judge_chose_is_shown_by_prototype(tmp_path):
     assert shown["carried"][1] == shown["gained"][1] == round(100 * gain, 2), "nobody judged: the test data say"
 
 
+def test_an_early_state_that_is_delivered_is_no_point_of_the_line(tmp_path):
+    run = write_run(tmp_path, "dafkd", rounds=3)
+    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    for line, early in zip(lines, ({"scores": [0.9], "delivered": 0}, {"scores": [0.1], "delivered": None}, 7), strict=True):
+        line["line"]["snapshots"] = {"cnn": early}
+    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = page_data([load_run(run)])["runs"][0]["line"]
+    assert shown["early"] == 1
+    assert shown["prototypes"]["cnn"]["delivered"] == [None, 0.5, 0.5]
+
+
 def test_harm_is_said_of_what_is_carried_on_and_explained_where_the_system_leads(tmp_path):
     for name, gain, student in (("bold", 0.01, 0.04), ("plain", -0.02, None), ("meek", 0.02, -0.01)):
         for seed in (0, 1):

@@ -136,7 +136,8 @@ def test_a_line_of_the_wrong_shape_is_left_out_and_named(tmp_path):
     lines = [{"round": 1, "line": good}, {"round": 2, "line": {"points": [1.0, 0.0]}}, {"round": 3, "line": 7, "accuracy": 70.0}]
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     run = load_run(tmp_path)
-    assert run.history[0]["line"] == good | {"scores": {"a": [0.5, 0.6]}, "delivered": {"a": 1.0}, "carried": {}, "faults": {}}
+    empty = {"carried": {}, "snapshots": {}, "faults": {}}
+    assert run.history[0]["line"] == good | {"scores": {"a": [0.5, 0.6]}, "delivered": {"a": 1.0}} | empty
     assert [line["line"] for line in run.history[1:]] == [None, None]
     assert any("'line' is not usable in 2 rounds (2, 3)" in p for p in run.problems)
     assert run.history[2]["accuracy"] is None, "an accuracy is from 0 to 1"

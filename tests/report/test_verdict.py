@@ -187,8 +187,8 @@ def test_harm_is_what_is_carried_on_and_the_judge_says_where_there_is_one():
     fine = distilled(system("a", [0.8], rounds=[line(0.79, 0.80, line=judge([0.70, 0.75, 0.72], 0.5, 1.0))]))
     assert not fine.harm
     assert fine.text == (
-        "Delivered: −1.00 points a round over the average. Carried on, by the clients' scores: +2.00 points a round; worse than "
-        "the average in 0 of 1 round."
+        "Delivered: −1.00 points a round against the average. Carried on, by the clients' scores: +2.00 points a round; worse "
+        "than the average in 0 of 1 round."
     )
     # better on the test data, and what is carried on is worse by the judge
     assert distilled(system("a", [0.8], rounds=[line(0.82, 0.80, line=judge([0.70, 0.75, 0.69], 0.5, 1.0))])).harm

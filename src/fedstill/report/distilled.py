@@ -97,7 +97,7 @@ class Distilled:
             return ""
         if not self.judge:
             return f"{points(fmean(self.carried))} points a round on average{self._chance}; worse after distillation {worse}."
-        said = f"Delivered: {points(fmean(self.delivered))} points a round over the average. " if self.delivered else ""
+        said = f"Delivered: {points(fmean(self.delivered))} points a round against the average. " if self.delivered else ""
         carried = (
             f"Carried on, by {_whose(self.judge)}: {points(fmean(self.carried))} points a round{self._chance}; worse than the "
             f"average {worse}."
@@ -164,14 +164,20 @@ def line_data(lines: Sequence[Line]) -> dict[str, Any] | None:
         "prototypes": {
             name: {
                 "scores": [_scores(line, name, points) for line in having],
-                "delivered": [line["line"]["delivered"].get(name) for line in having],
+                "delivered": [None if name in _early(line) else line["line"]["delivered"].get(name) for line in having],
                 "carried": [line["line"]["carried"].get(name) for line in having],
             }
             for name in prototypes
         },
         "scored": any(judges(line) for line in having),
+        "early": sum(len(_early(line)) for line in having),
         "faults": sum(len(line["line"].get("faults", {})) for line in having),
     }
+
+
+def _early(line: Line) -> list[str]:
+    """The prototypes of which a state of the student before its last step was delivered: no point of the line."""
+    return [name for name, found in line["line"].get("snapshots", {}).items() if found["delivered"] is not None]
 
 
 def _scores(line: Line, name: str, points: Sequence[float]) -> list[float] | None:

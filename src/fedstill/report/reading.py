@@ -163,6 +163,11 @@ def _judged(found: Any) -> dict[str, Any] | None:
         "scores": {name: scores for name, scores in by_name("scores").items() if scored(scores)},
         "delivered": {name: t for name, t in by_name("delivered").items() if share(t) is not None},
         "carried": {name: t for name, t in by_name("carried").items() if share(t) is not None},
+        "snapshots": {
+            name: {"delivered": number(early.get("delivered"))}
+            for name, early in by_name("snapshots").items()
+            if isinstance(early, dict)
+        },
         "faults": {name: str(reason) for name, reason in by_name("faults").items()},
     }
 
