@@ -9,14 +9,23 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fedstill.cli.bibtex import bibtex
 from fedstill.cli.console import console
 from fedstill.config.presets import presets as all_presets
 
 __all__ = ["algorithms", "presets"]
 
 
-def algorithms(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> None:
+def algorithms(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    cite: Annotated[
+        str | None, typer.Option("--bibtex", metavar="NAMES", help="The papers' BibTeX: feddf, feddf,fedd3a or all.")
+    ] = None,
+) -> None:
     """Every system: its paper, its parts, its options with their defaults, and the package it comes from."""
+    if cite is not None:
+        print(bibtex(cite))
+        return
     # slow: they bring torch
     from fedstill.algorithm import ALGORITHMS
     from fedstill.algorithms import algorithms as all_algorithms
