@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint install clean
+.PHONY: demo test lint install docs package clean
 
 demo: $(STAMP)
 	$(BIN)/fedstill demo
@@ -24,14 +24,23 @@ lint: $(DEV)
 
 install: $(DEV)
 
+# The site, in site/: look at it with `python -m http.server -d site` or open site/index.html.
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --clean
+
+# Wheel and sdist in dist/, checked, installed in fresh environments and tried with `fedstill demo`.
+package: $(DEV)
+	$(PIP) -e '.[release]'
+	$(BIN)/python website/package.py
+
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e .
 	@touch $@
 
 $(DEV): $(STAMP)
-	$(PIP) -e '.[dev,flower,text,dicom,tensorboard,mlflow,onnx,pretrained]'
+	$(PIP) -e '.[dev,docs,flower,text,dicom,tensorboard,mlflow,onnx,pretrained]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) runs build dist site .pytest_cache .ruff_cache .mypy_cache
