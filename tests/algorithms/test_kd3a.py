@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from fedstill.algorithm import Round
-from fedstill.algorithms.kd3a import KD3AOptions, by_batch_statistics, domain_weights, smoothed
+from fedstill.algorithms.kd3a import KD3AOptions, domain_weights, smoothed
 from fedstill.core.errors import FedstillError
 from fedstill.fusion.distillation.distil import mixed
+from fedstill.fusion.vote_norm import by_batch_statistics
 from fedstill.run.loop import run
 from tests.algorithms.adaptation import algorithm_of, exchange, tiny
 
@@ -34,7 +35,7 @@ def test_weights_move_slowly_and_sum_to_one():
     assert sum(smoothed({"a": 0.9}, {"a": 0.5, "b": 0.5}, 0.9).values()) == pytest.approx(1)  # b did not come
 
 
-@pytest.mark.parametrize("vote_norm", ["running", "batch"])
+@pytest.mark.parametrize("vote_norm", ["own", "pool"])
 def test_backbones_become_their_weighted_sum_and_classifiers_stay(vote_norm: str):
     algorithm = algorithm_of(tiny("kd3a", epochs=4, contributions=OPEN, vote_norm=vote_norm))
     server, round, memories = algorithm.start(), Round(1, 2, 0), {}
@@ -56,7 +57,7 @@ def test_backbones_become_their_weighted_sum_and_classifiers_stay(vote_norm: str
     stats = weights["target"] * trained["body.2.running_mean"]
     stats = stats + sum(weights[r.client] * r.model["body.2.running_mean"] for r in replies)
     # sources that label with the target's batch statistics drift to them, and the merge takes what they drifted to
-    assert torch.allclose(model["body.2.running_mean"], stats, atol=1e-6) == (vote_norm == "running")
+    assert torch.allclose(model["body.2.running_mean"], stats, atol=1e-6) == (vote_norm == "own")
 
 
 def _table(algorithm, replies, round):
@@ -102,7 +103,7 @@ def test_the_switches_of_the_paper_run(tmp_path: Path):
         "knowledge": "soft",
         "count": "support",
         "mixup": None,
-        "vote_norm": "running",
+        "vote_norm": "own",
         "classifiers": "merge",
         "by_examples": True,
         "keep_momentum": False,

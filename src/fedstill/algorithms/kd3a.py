@@ -28,11 +28,11 @@ from fedstill.fusion.merges import weighted_sum
 from fedstill.fusion.merges.contributions import Contributions, Focus, contribution_weights, contributions_of, note_focus
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.vote import Gate, knowledge_vote
+from fedstill.fusion.vote_norm import VoteNorm, by_batch_statistics
 from fedstill.models.network import Network
 from fedstill.models.predict import BATCH
-from fedstill.models.statistics import BatchNorm, buffer_names
+from fedstill.models.statistics import buffer_names
 from fedstill.task import Task
-from fedstill.training.batches import batches
 from fedstill.training.fit import fit
 from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.schedules import learning_rate
@@ -47,7 +47,7 @@ PAPER: dict[str, Any] = {
     "knowledge": "soft",
     "count": "support",
     "by_examples": True,
-    "vote_norm": "running",
+    "vote_norm": "own",
 }
 
 
@@ -79,9 +79,9 @@ class KD3AOptions(Options):
     classifiers: Literal["own", "merge"] = "own"
     """Whether every model keeps its classifier (the authors' code), or the whole model is merged."""
 
-    vote_norm: Literal["batch", "running"] = "batch"
-    """BatchNorm of a source that votes: by the target's batches, to which its running statistics drift (the authors' code), or by
-    the running statistics."""
+    vote_norm: VoteNorm = "pool"
+    """BatchNorm of sources that vote. ``pool``: by the target's batches, to which the running statistics drift (the authors'
+    code). ``own``: by the running statistics that they come with."""
 
     by_examples: bool = False
     """Weigh the contributions by the sources' numbers of examples (the paper's text)."""
@@ -207,7 +207,7 @@ class KD3A(Algorithm[KD3AOptions]):
                 drifted[k] = {name: tensor.clone() for name, tensor in network.state_dict().items() if name in names}
             return logits
 
-        chosen = predict if options.vote_norm == "batch" else None
+        chosen = predict if options.vote_norm == "pool" else None
         with spooled_logits(teachers, samples, predict=chosen, batch_size=batch_size) as spooled:
             variant = options.contributions.variant
             votes = [knowledge_vote(logits.softmax(2), gate, variant=variant) for logits in spooled.slices(batch_size)]
@@ -252,30 +252,6 @@ class KD3A(Algorithm[KD3AOptions]):
         round.note(distillation={self.prototype: {"steps": done.steps, "first": done.first_loss, "last": done.last_loss}})
         memory = optimizer_state(optimizer, student.named_parameters()) if options.keep_momentum else {}
         return clone(student.state_dict()), memory
-
-
-def by_batch_statistics(network: Network, samples: Samples, batch_size: int, rng: torch.Generator) -> Tensor:
-    """The logits of every sample, normalised in random batches by their own statistics, to which the running ones drift.
-
-    Only BatchNorm layers are in training mode; the code puts dropout there as well.
-    """
-    device = next(network.parameters()).device
-    network.eval()
-    for module in network.modules():
-        if isinstance(module, BatchNorm):
-            module.train()
-    found = torch.empty(len(samples), network.classes, device=device)
-    left: list[Tensor] = []
-    with torch.no_grad():
-        for index in batches(len(samples), batch_size, rng):
-            if len(index) == 1 and len(samples) > 1:
-                left.append(index)  # one sample has no statistics of its own: the running ones must do
-                continue
-            found[index.to(device)] = network(network.normalise(samples.x[index].to(device)))
-        network.eval()
-        for index in left:
-            found[index.to(device)] = network(network.normalise(samples.x[index].to(device)))
-    return found
 
 
 def smoothed(fresh: dict[str, float], before: dict[str, float] | None, smoothing: float) -> dict[str, float]:

@@ -19,6 +19,7 @@ from fedstill.fusion.distillation.transfer import note_ceiling
 from fedstill.fusion.line import Line
 from fedstill.fusion.merges import MergeName
 from fedstill.fusion.merges.contributions import Contributions, merge_by_contribution
+from fedstill.fusion.vote_norm import VoteNorm
 from fedstill.training.options import Optimizer
 
 __all__ = ["KDCL", "KDCLOptions"]
@@ -34,6 +35,10 @@ class KDCLOptions(FedDFOptions):
 
     contributions: Contributions = Contributions()
     """How contributions are measured."""
+
+    vote_norm: VoteNorm = "pool"
+    """BatchNorm of sources that vote. ``pool``: by the target's batches, as in KD3A's code. ``own``: by the running statistics
+    that they come with, which are those of another domain. The paper does not say."""
 
     contrastive: Contrastive | None = Contrastive(mu=1.0, temperature=0.5)
     """The contrastive term in the sources' objective (Eqs. 5 and 6)."""
@@ -60,7 +65,8 @@ class KDCLOptions(FedDFOptions):
         voting = voting.model_dump() if isinstance(voting, Contributions) else voting
         if given.get("weighting", "vote") != "vote" or not isinstance(voting, Mapping):
             return {}
-        return {"weighting_options": {name: voting[name] for name in ("gate", "variant") if name in voting}}
+        found = {name: voting[name] for name in ("gate", "variant") if name in voting}
+        return {"weighting_options": found | ({"vote_norm": given["vote_norm"]} if "vote_norm" in given else {})}
 
 
 @algorithm
@@ -84,7 +90,7 @@ class KDCL(FedDF[KDCLOptions]):
         """Lines 4, 5, 11 and 12: ``h_t = sum_k alpha_k h_k``."""
         if self.options.merge != "contributions":
             return super().merge(server, replies, round)
-        return merge_by_contribution(self.task, server, replies, self.options.contributions, round)
+        return merge_by_contribution(self.task, server, replies, self.options.contributions, round, self.options.vote_norm)
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """Merge; and only with ``train_target`` distil the votes into the merged model."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
 from fedstill.fusion.teacher import Teacher
+from fedstill.fusion.vote_norm import Predict
 from fedstill.fusion.weightings import Ready, Scored, Voting, Weighting
 from fedstill.models.network import Network
 from fedstill.models.predict import BATCH, apply
@@ -177,7 +178,7 @@ def spooled_logits(
     teachers: Sequence[Teacher],
     samples: Samples,
     *,
-    predict: Callable[[int, Network, Samples], Tensor] | None = None,
+    predict: Predict | None = None,
     batch_size: int = BATCH,
     progress: Callable[[int, int], None] = lambda done, of: None,
     known_by: Tensor | None = None,
@@ -215,7 +216,10 @@ def _voted(
     known_by: Tensor | None,
 ) -> Table:
     """A vote needs every teacher's word on a sample at once."""
-    with spooled_logits(teachers, samples, batch_size=batch_size, progress=progress, known_by=known_by) as spooled:
+    spooling = spooled_logits(
+        teachers, samples, predict=weighting.predict, batch_size=batch_size, progress=progress, known_by=known_by
+    )
+    with spooling as spooled:
         slices = [weighting.vote(logits / temperature) for logits in spooled.slices(batch_size)]
     counted = [part.sample_weight for part in slices]
     return Table(

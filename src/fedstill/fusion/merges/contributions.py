@@ -24,6 +24,7 @@ from fedstill.fusion.merges.average import merge_models
 from fedstill.fusion.merges.contract import merge
 from fedstill.fusion.teacher import teachers_of
 from fedstill.fusion.vote import Gate, Variant, knowledge_vote
+from fedstill.fusion.vote_norm import VoteNorm, voters
 from fedstill.task import Task
 
 __all__ = [
@@ -165,9 +166,10 @@ def contributions_of(spooled: SpooledLogits, options: Contributions, gate: float
 
 
 def merge_by_contribution(
-    task: Task, server: Server, replies: Sequence[Reply], options: Contributions, round: Round
+    task: Task, server: Server, replies: Sequence[Reply], options: Contributions, round: Round, norm: VoteNorm = "pool"
 ) -> dict[str, State]:
-    """Each prototype's average with the weights of Eq. 4, from the replies' votes on the server's pool.
+    """Each prototype's average with the weights of Eq. 4, from the replies' votes on the server's pool, each with the BatchNorm
+    statistics that ``norm`` names.
 
     Noted: the weights as ``merge_weights``, the contributions and what they were measured with.
     """
@@ -175,7 +177,9 @@ def merge_by_contribution(
     if task.pool is None:
         raise FedstillError("merge = 'contributions' votes on unlabelled data: set data.server, data.target or data.holdout")
     gate = options.gate.at(round.number, round.total)
-    with spooled_logits(teachers, task.pool.samples, progress=lambda k, of: round.progress("vote", k, of)) as spooled:
+    predict = voters(norm, round.rng("vote"))
+    spooling = spooled_logits(teachers, task.pool.samples, predict=predict, progress=lambda k, of: round.progress("vote", k, of))
+    with spooling as spooled:
         focus = contributions_of(spooled, options, gate, round.rng("contributions"))
     names = [teacher.name for teacher in teachers]
     weights = dict(zip(names, contribution_weights(focus.values).tolist(), strict=True))

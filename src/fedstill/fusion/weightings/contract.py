@@ -21,6 +21,7 @@ from fedstill.core.options import Part
 from fedstill.core.registry import Registry
 from fedstill.data.samples import Samples
 from fedstill.fusion.teacher import Teacher
+from fedstill.fusion.vote_norm import Predict, VoteNorm, voters
 from fedstill.models.network import Network
 from fedstill.task import Task
 
@@ -93,6 +94,13 @@ class Ballot:
 
 class Voting:
     """All teachers' logits on a sample at once."""
+
+    predict: Predict | None = None  # how a teacher's logits are computed, where they are not its usual predictions
+
+    def voters(self, context: WeightingContext, norm: VoteNorm | None) -> None:
+        """Let the teachers vote by the statistics that ``norm`` names; unset, by the pool's where there is one."""
+        pooled = context.task is None or context.task.pool is not None
+        self.predict = voters(norm or ("pool" if pooled else "own"), context.rng)
 
     def vote(self, logits: Tensor) -> Ballot:
         """The outcome for logits (teachers, b, classes), already divided by the temperature."""

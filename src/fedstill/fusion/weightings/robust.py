@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedstill.core.errors import FedstillError
-from fedstill.core.options import Part, validated
+from fedstill.core.options import validated
+from fedstill.fusion.vote_norm import Voters
 from fedstill.fusion.weightings.contract import Ballot, Voting, WeightingContext, weighting
 
 __all__ = ["Median", "Spectral", "SpectralOptions", "Trimmed", "TrimmedOptions", "spectral_weights"]
 
 
-@weighting("median", summary="the lower median of each class's logits (FedRAD; FedDF with medians)", options=Part)
+@weighting("median", summary="the lower median of each class's logits (FedRAD; FedDF with medians)", options=Voters)
 class Median(Voting):
     """For every class the median over the teachers of its logit, then softmax.
 
@@ -29,7 +30,7 @@ class Median(Voting):
 
     def __init__(self, context: WeightingContext | None = None):
         if context is not None:
-            validated(Part, context.options, "algorithm.weighting_options")
+            self.voters(context, validated(Voters, context.options, "algorithm.weighting_options").vote_norm)
 
     def vote(self, logits: Tensor) -> Ballot:
         """The medians.
@@ -44,7 +45,7 @@ class Median(Voting):
         return Ballot(middle.softmax(1), weights)
 
 
-class TrimmedOptions(Part):
+class TrimmedOptions(Voters):
     """``weighting_options`` of ``trimmed-mean``."""
 
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
@@ -58,6 +59,8 @@ class Trimmed(Voting):
     def __init__(self, context: WeightingContext | None = None):
         given = context.options if context is not None else {}
         self.options: TrimmedOptions = validated(TrimmedOptions, given, "algorithm.weighting_options")
+        if context is not None:
+            self.voters(context, self.options.vote_norm)
 
     def vote(self, logits: Tensor) -> Ballot:
         """The trimmed means."""
@@ -71,7 +74,7 @@ class Trimmed(Voting):
         return Ballot(kept.mean(0).softmax(1), weights)
 
 
-class SpectralOptions(Part):
+class SpectralOptions(Voters):
     """``weighting_options`` of ``spectral``."""
 
     epsilon: Annotated[float, Field(gt=0, lt=0.5)] = 0.2
@@ -128,6 +131,8 @@ class Spectral(Voting):
     def __init__(self, context: WeightingContext | None = None):
         given = context.options if context is not None else {}
         self.options: SpectralOptions = validated(SpectralOptions, given, "algorithm.weighting_options")
+        if context is not None:
+            self.voters(context, self.options.vote_norm)
 
     def vote(self, logits: Tensor) -> Ballot:
         """The robust mean of the softmaxes."""

@@ -6,14 +6,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedstill.core.options import Part
 from fedstill.fusion.vote import Gate, Variant, knowledge_vote
+from fedstill.fusion.vote_norm import Voters
 from fedstill.fusion.weightings.contract import Ballot, Voting, WeightingContext, weighting
 
 __all__ = ["KnowledgeVote", "VoteOptions"]
 
 
-class VoteOptions(Part):
+class VoteOptions(Voters):
     """``weighting_options`` of ``vote``; the defaults are KDCL's."""
 
     gate: Gate = Gate()
@@ -37,6 +37,7 @@ class KnowledgeVote(Voting):
     def __init__(self, context: WeightingContext):
         self.options = VoteOptions.model_validate(context.options)
         self.gate = self.options.gate.at(context.round, context.rounds)
+        self.voters(context, self.options.vote_norm)
 
     def vote(self, logits: Tensor) -> Ballot:
         """The vote's knowledge; where nobody supports anything all teachers are shown alike, and the sample counts 0."""
