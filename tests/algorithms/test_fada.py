@@ -212,3 +212,11 @@ def test_an_identifier_for_other_features_is_refused():
     for weight in (torch.ones(16, 3), torch.tensor(1.0)):
         other = {**reply.part("domain"), "0.weight": weight}
         assert "another shape" in str(algorithm.screen(server, "optdigits-0", reply.message.with_parts(domain=other)))
+
+
+def test_features_of_the_target_are_taken_without_dropout():
+    algorithm = algorithm_of(tiny("fada", **SMALL))
+    server, round = algorithm.start(), Round(1, 2, 0, phase="sync-0")
+    plain = algorithm.instruct(server, "mnist-0", round).group("target")["features"]
+    algorithm.task.networks.load("cnn-small", server.models["cnn-small"], role="student").fc.append(torch.nn.Dropout(0.5))
+    assert torch.equal(algorithm.instruct(server, "mnist-0", round).group("target")["features"], plain)

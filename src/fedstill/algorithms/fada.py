@@ -36,6 +36,7 @@ from fedstill.local.adversarial import generated_statistics
 from fedstill.models.layers import seeded
 from fedstill.models.network import Network
 from fedstill.models.predict import apply
+from fedstill.models.statistics import without_dropout
 from fedstill.task import Task
 from fedstill.training.batches import batches
 from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
@@ -209,8 +210,10 @@ class FADA(Algorithm[FADAOptions]):
         wanted = min(len(pool), self.steps(round.phase) * self.local.batch_size)
         index = torch.randperm(len(pool), generator=round.rng("features", round.phase, client))[:wanted]
         device = next(network.parameters()).device
-        # by batch statistics, as the source's own features and those of `align`: DI is to tell domains apart, not modes
+        # by batch statistics, as the source's own features and those of `align`: DI is to tell domains apart, not modes. Without
+        # dropout: these features are sent, and a source would learn from the same random holes in every step.
         network.train()
+        without_dropout(network)
         with torch.no_grad(), generated_statistics(network, "batch"):
             parts = [x for x in pool.samples.x[index].split(self.local.batch_size) if len(x) > 1]
             features = torch.cat([network.backbone(network.normalise(x.to(device))) for x in parts])

@@ -8,7 +8,7 @@ from torch import nn
 from fedstill.data.samples import Samples
 from fedstill.models.network import Network
 
-__all__ = ["buffer_names", "freeze_statistics", "recalibrate"]
+__all__ = ["buffer_names", "freeze_statistics", "recalibrate", "without_dropout"]
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -52,4 +52,17 @@ def freeze_statistics(network: nn.Module) -> None:
     """Put every BatchNorm layer in eval mode: it normalises by its running statistics and leaves them alone."""
     for module in network.modules():
         if isinstance(module, BatchNorm):
+            module.eval()
+
+
+def without_dropout(network: nn.Module) -> None:
+    """Put every dropout layer in eval mode: it passes what it gets.
+
+    >>> network = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(2)).train()
+    >>> without_dropout(network)
+    >>> [layer.training for layer in network]
+    [False, True]
+    """
+    for module in network.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
             module.eval()
