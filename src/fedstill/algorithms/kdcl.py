@@ -19,6 +19,7 @@ from fedstill.fusion.distillation.transfer import note_ceiling
 from fedstill.fusion.line import Line
 from fedstill.fusion.merges import MergeName
 from fedstill.fusion.merges.contributions import Contributions, merge_by_contribution
+from fedstill.fusion.outliers import Outliers, drop_far, median_scores
 from fedstill.fusion.vote_norm import VoteNorm
 from fedstill.training.options import Optimizer
 
@@ -39,6 +40,10 @@ class KDCLOptions(FedDFOptions):
     vote_norm: VoteNorm = "pool"
     """BatchNorm of sources that vote. ``pool``: by the target's batches, as in KD3A's code. ``own``: by the running statistics
     that they come with, which are those of another domain. The paper does not say."""
+
+    outliers: Outliers | None = None
+    """Recognise false sources, which the vote alone does not where updates are mirrored: ``{}`` does it by distance and by
+    FedRAD's scores. Not in the paper."""
 
     contrastive: Contrastive | None = Contrastive(mu=1.0, temperature=0.5)
     """The contrastive term in the sources' objective (Eqs. 5 and 6)."""
@@ -90,7 +95,14 @@ class KDCL(FedDF[KDCLOptions]):
         """Lines 4, 5, 11 and 12: ``h_t = sum_k alpha_k h_k``."""
         if self.options.merge != "contributions":
             return super().merge(server, replies, round)
-        return merge_by_contribution(self.task, server, replies, self.options.contributions, round, self.options.vote_norm)
+        chosen = self.options
+        score = median_scores if chosen.outliers is not None and chosen.outliers.by != "distance" else None
+        return merge_by_contribution(self.task, server, replies, chosen.contributions, round, chosen.vote_norm, score)
+
+    def trusted(self, replies: Sequence[Reply], round: Round) -> Sequence[Reply]:
+        """The replies that are neither among the worst nor far from the others."""
+        replies, outliers = super().trusted(replies, round), self.options.outliers
+        return drop_far(self.task, replies, outliers, round) if outliers is not None and outliers.by != "scores" else replies
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """Merge; and only with ``train_target`` distil the votes into the merged model."""

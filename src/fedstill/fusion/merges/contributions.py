@@ -166,10 +166,16 @@ def contributions_of(spooled: SpooledLogits, options: Contributions, gate: float
 
 
 def merge_by_contribution(
-    task: Task, server: Server, replies: Sequence[Reply], options: Contributions, round: Round, norm: VoteNorm = "pool"
+    task: Task,
+    server: Server,
+    replies: Sequence[Reply],
+    options: Contributions,
+    round: Round,
+    norm: VoteNorm = "pool",
+    score: Callable[[SpooledLogits], Tensor] | None = None,
 ) -> dict[str, State]:
     """Each prototype's average with the weights of Eq. 4, from the replies' votes on the server's pool, each with the BatchNorm
-    statistics that ``norm`` names.
+    statistics that ``norm`` names. ``score`` gives factors of the contributions from what the sources say.
 
     Noted: the weights as ``merge_weights``, the contributions and what they were measured with.
     """
@@ -181,8 +187,13 @@ def merge_by_contribution(
     spooling = spooled_logits(teachers, task.pool.samples, predict=predict, progress=lambda k, of: round.progress("vote", k, of))
     with spooling as spooled:
         focus = contributions_of(spooled, options, gate, round.rng("contributions"))
+        factors = score(spooled) if score is not None else None
     names = [teacher.name for teacher in teachers]
-    weights = dict(zip(names, contribution_weights(focus.values).tolist(), strict=True))
+    shares = contribution_weights(focus.values)
+    if factors is not None:
+        shares = contribution_weights(shares * factors)
+        round.note(scores=dict(zip(names, factors.tolist(), strict=True)))
+    weights = dict(zip(names, shares.tolist(), strict=True))
     note_focus(focus, names, gate, round)
     round.note(merge_weights=weights)
 
