@@ -7,7 +7,15 @@ import torch
 
 from fedstill.core.message import Message, clone
 from fedstill.data.samples import Samples
-from fedstill.local.adversarial import Adversarial, Discriminator, Game, adversarial_loss, generator_loss, gradient_penalty
+from fedstill.local.adversarial import (
+    Adversarial,
+    Discriminator,
+    Game,
+    adversarial_loss,
+    generator_loss,
+    gradient_penalty,
+    mode_seeking,
+)
 from fedstill.models import build, build_generator
 from fedstill.training.fit import Batch, fit
 from fedstill.training.options import Local, Optimizer
@@ -202,3 +210,45 @@ def test_steps_are_steps():
     )
     assert done.steps == 7
     assert turns == list(range(7))  # E = 7: a step of Eq. 9, a turn of Eq. 3
+
+
+def test_mode_seeking_by_hand_and_in_pairs_of_one_label():
+    z = torch.tensor([[0.0, 0.0], [1.0, 3.0]])  # mean |z - z'| = 2
+    assert mode_seeking(z, torch.tensor([[0.0], [4.0]])).item() == pytest.approx(0.5, abs=1e-4)
+    assert mode_seeking(z, torch.tensor([[1.0], [1.0]])).item() == pytest.approx(1e5)  # collapsed, and still finite
+    *_, game, batch = parts(mode_seeking=0.1)
+    _, labels = game.drawn(batch, pairs=True)
+    assert labels[:3].tolist() == labels[3:].tolist()
+
+
+def test_labels_are_the_clients_own_where_the_classifier_judges_them():
+    *_, game, batch = parts(label=1.0)
+    assert game.drawn(batch)[1].tolist() == batch.y.tolist()
+
+
+def test_the_generators_loss_is_the_sum_of_its_terms():
+    options = {"generator_loss": "non-saturating", "mode_seeking": 0.1, "label": 0.5}
+    network, generator, _, game, batch = parts(**options, generator_optimizer=Optimizer(name="sgd", lr=1.0))
+    before = [p.detach().clone() for p in generator.parameters()]
+    state = batch.rng.get_state()
+    game.generator_step(batch)
+    after = [p.detach().clone() for p in generator.parameters()]
+    with torch.no_grad():
+        for parameter, old in zip(generator.parameters(), before, strict=True):
+            parameter.copy_(old)
+    batch.rng.set_state(state)
+    noise, labels = game.drawn(batch, pairs=True)
+    made = generator(noise, labels)
+    loss = generator_loss(game.discriminate(made, network), "non-saturating") + 0.1 * mode_seeking(noise, made)
+    loss = loss + 0.5 * torch.nn.functional.cross_entropy(game.classify(made, network), labels)
+    for slope, old, new in zip(torch.autograd.grad(loss, list(generator.parameters())), before, after, strict=True):
+        torch.testing.assert_close(new, old - slope, atol=1e-4, rtol=1e-3)
+
+
+def test_without_them_the_game_draws_as_the_paper_has_it():
+    _, generator, _, game, batch = parts()
+    state = batch.rng.get_state()
+    made = game.generate(batch)
+    batch.rng.set_state(state)
+    generator.train()
+    torch.testing.assert_close(made, generator.sample(6, batch.rng)[0], atol=1e-6, rtol=1e-5)

@@ -33,6 +33,7 @@ __all__ = [
     "generated_statistics",
     "generator_loss",
     "gradient_penalty",
+    "mode_seeking",
 ]
 
 
@@ -50,6 +51,14 @@ class Adversarial(Part):
     # the generator ends with one image a class (docs/results/dafkd.md).
     generator_optimizer: Optimizer = Optimizer(name="adamw", lr=1e-3, weight_decay=1e-3)
     """The generator's optimiser. The paper gives rate and decay, and names no optimiser."""
+
+    mode_seeking: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of mode seeking in the generator's loss: ``|z - z'| / |G(z, y) - G(z', y)|`` over pairs of one label (Mao et al.,
+    CVPR 2019). Neither in the paper nor in the authors' code."""
+
+    label: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the classifier's cross-entropy on the label that a sample was generated for, in the generator's loss. Labels are
+    then drawn as the client has them. Neither in the paper, where a label reaches no loss, nor in the authors' code."""
 
     gradient_penalty: Annotated[float, Field(ge=0)] = 0.0
     """Weight of a gradient penalty on the discriminator; not in the paper, 0.3 in the authors' code."""
@@ -91,6 +100,19 @@ def generator_loss(generated: Tensor, kind: str = "saturating") -> Tensor:
     (-0.6931, 0.6931)
     """
     return -F.softplus(generated).mean() if kind == "saturating" else F.softplus(-generated).mean()
+
+
+def mode_seeking(noise: Tensor, generated: Tensor) -> Tensor:
+    """``|z - z'| / |G(z) - G(z')|``, each a mean over the pairs that the two halves of the batch make: large where the generator
+    makes one sample of different noise.
+
+    >>> z = torch.tensor([[0.0], [2.0]])
+    >>> [round(float(mode_seeking(z, x)), 3) for x in (torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [1.5]]))]
+    [2.0, 4.0]
+    """
+    half = len(noise) // 2
+    apart = (noise[:half] - noise[half : 2 * half]).abs().mean()
+    return apart / ((generated[:half] - generated[half : 2 * half]).abs().mean() + 1e-5 * apart)
 
 
 def gradient_penalty(
@@ -193,8 +215,35 @@ class Game:
         return self.round <= (self.options.generator_rounds or self.round) and (self.last is None or step < self.last)
 
     def generate(self, batch: Batch) -> Tensor:
-        """As many generated samples as the batch has; two at least, since the generator's BatchNorm cannot learn from one."""
-        return self.generator.sample(max(2, len(batch.x)), batch.rng)[0]
+        """As many generated samples as the batch has."""
+        return self.made(*self.drawn(batch))
+
+    def drawn(self, batch: Batch, pairs: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Noise, and the labels of a conditional generator: uniform, or the batch's own where the classifier judges them. Two at
+        least, since the generator's BatchNorm cannot learn from one. ``pairs`` gives both halves the same labels."""
+        n = max(2, len(batch.x))
+        noise = self.generator.draw(n, batch.rng)
+        if not self.generator.conditional:
+            return noise, None
+        if self.options.label:
+            labels = batch.y.repeat(n)[:n]  # a client's classifier knows nothing of labels that it never saw
+        else:
+            labels = torch.randint(self.generator.classes, (n,), generator=batch.rng, device=batch.rng.device).to(noise.device)
+        if pairs:
+            half = n // 2
+            labels = torch.cat([labels[:half], labels[:half], labels[2 * half :]])
+        return noise, labels
+
+    def made(self, noise: Tensor, labels: Tensor | None) -> Tensor:
+        """The samples that the generator makes of these."""
+        samples: Tensor = self.generator(noise) if labels is None else self.generator(noise, labels)
+        return samples
+
+    def classify(self, generated: Tensor, network: Network) -> Tensor:
+        """The classifier's logits of generated samples (or features)."""
+        with generated_statistics(network, self.options.generated_norm):
+            logits: Tensor = network.head(generated) if self.features else network(generated)
+        return logits
 
     def discriminate(self, generated: Tensor, network: Network) -> Tensor:
         """The discriminator's logits of generated samples (or features)."""
@@ -223,8 +272,14 @@ class Game:
         """Lines 23 and 24: fresh noise, and a step of the generator against the discriminator as it now is."""
         if not self.generator_learns(batch.step):
             return
-        generated = self.generate(batch)
-        loss = generator_loss(self.discriminate(generated, batch.network), self.options.generator_loss)
+        options = self.options
+        noise, labels = self.drawn(batch, pairs=options.mode_seeking > 0)
+        generated = self.made(noise, labels)
+        loss = generator_loss(self.discriminate(generated, batch.network), options.generator_loss)
+        if options.mode_seeking:
+            loss = loss + options.mode_seeking * mode_seeking(noise, generated)
+        if options.label and labels is not None:
+            loss = loss + options.label * F.cross_entropy(self.classify(generated, batch.network), labels)
         parameters = list(self.generator.parameters())
         # only the generator's gradients are computed: the classifier's are neither needed nor touched
         for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
