@@ -59,7 +59,7 @@ def near(points: Tensor, factor: float) -> Tensor:
     """
     if len(points) < FEWEST:
         return torch.ones(len(points), dtype=torch.bool)
-    distance = (points - points.median(0).values).norm(dim=1)
+    distance: Tensor = (points - points.median(0).values).norm(dim=1)
     return distance <= factor * distance.median()
 
 
