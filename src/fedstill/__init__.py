@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from fedstill import moved
 from fedstill.core.version import __version__
 
-__all__ = ["Algorithm", "FedstillError", "Message", "__version__", "compare", "fuse", "run"]
+__all__ = ["Algorithm", "FedstillError", "Message", "__version__", "compare", "export", "fuse", "load", "run"]
 
 if TYPE_CHECKING:
     from fedstill import run
     from fedstill.algorithm import Algorithm
     from fedstill.api import compare
+    from fedstill.bundles.export import export
     from fedstill.bundles.fuse import fuse
+    from fedstill.bundles.loading import load
     from fedstill.core.errors import FedstillError
     from fedstill.core.message import Message
 
@@ -26,7 +28,9 @@ _HOMES = {
     "FedstillError": "fedstill.core.errors",
     "Message": "fedstill.core.message",
     "compare": "fedstill.api",
+    "export": "fedstill.bundles.export",
     "fuse": "fedstill.bundles.fuse",
+    "load": "fedstill.bundles.loading",
 }
 
 

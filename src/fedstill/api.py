@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedstill.config.trees import as_assignments
 from fedstill.core.files import atomic_write, to_json
 from fedstill.report.page import build_page
 from fedstill.report.runs import Run, load_runs
@@ -22,7 +23,7 @@ def compare(
     *,
     seeds: Sequence[int] = (0, 1, 2),
     out: str | Path = "runs/compare",
-    settings: Sequence[str] = (),
+    settings: Sequence[str] | Mapping[str, Any] = (),
     listener: Callable[[Planned], Listener] = lambda one: Listener(),
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Run]:
@@ -35,7 +36,7 @@ def compare(
     that has the option; ``say`` is called with what does not apply to a system, a line each, before the first run.
     """
     folder = Path(out)
-    plans = plan(what, algorithms, seeds, folder, settings)
+    plans = plan(what, algorithms, seeds, folder, as_assignments(settings))
     for note in dict.fromkeys(one.note for one in plans if one.note):
         say(note)
     run_planned(plans, listener)

@@ -25,7 +25,7 @@ def algorithms() -> dict[str, type[Algorithm]]:
 def options_of(table: Mapping[str, Any]) -> Options:
     """The validated options in an ``[algorithm]`` table."""
     given = {key: value for key, value in table.items() if key != "name"}
-    return validated(ALGORITHMS.get(table["name"]).Options, given, "algorithm")
+    return validated(ALGORITHMS.get(table["name"]).Options, given, "algorithm", ["name"])
 
 
 def create(task: Task) -> Algorithm:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
-import logging
 import math
 import shlex
-import tempfile
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +12,23 @@ import safetensors.torch
 import tomli_w
 import torch
 
+from fedstill.bundles.export import onnx_bytes, onnx_of
 from fedstill.bundles.folder import CARD, FACTS, ONNX, WEIGHTS, check_target
+from fedstill.bundles.markdown import plain
+from fedstill.bundles.markdown import table as markdown_table
+from fedstill.bundles.use import classes_lines, onnx_lines, with_fedstill
 from fedstill.core.digests import digest
-from fedstill.core.errors import FedstillError, first_line
+from fedstill.core.errors import FedstillError
 from fedstill.core.files import atomic_write
 from fedstill.core.version import __version__
+from fedstill.data.inputs import Preprocessing
+from fedstill.models.classifier import Classifier
 from fedstill.run.history import encoded
 
 if TYPE_CHECKING:
     from fedstill.bundles.fuse.result import Fused
 
-__all__ = ["check_onnx", "model_card", "onnx_bytes", "run_files", "save", "table"]
+__all__ = ["model_card", "run_files", "save", "table"]
 
 RUN_FILES = ("config.toml", "history.jsonl", "summary.json")
 
@@ -43,9 +43,9 @@ def save(fused: Fused, folder: Path, *, onnx: bool = False) -> Path:
     facts = _facts(fused, mark)
     files: dict[str, bytes | str] = {
         WEIGHTS: safetensors.torch.save(state, {"format": "pt", "digest": mark}),
-        CARD: model_card(fused, facts),
+        CARD: model_card(fused, facts, onnx),
         **run_files(fused),
-        **({ONNX: onnx_bytes(fused)} if onnx else {}),
+        **({ONNX: _onnx(fused)} if onnx else {}),
         FACTS: json.dumps(facts, indent=2) + "\n",
     }
     try:
@@ -140,107 +140,63 @@ def table(fused: Fused) -> list[list[str]]:
     return [heading, *rows]
 
 
-def model_card(fused: Fused, facts: dict[str, Any]) -> str:
+def model_card(fused: Fused, facts: dict[str, Any], onnx: bool = False) -> str:
     """The card in Markdown: what was fused, the weights, the figures, how to use the model."""
     about = fused.about
     name = about.model.name if about is not None and about.model is not None else type(fused.student).__name__
-    lines = [f"# A {name} fused from {len(fused.teachers)} models", ""]
+    lines = [f"# A {plain(name)} fused from {len(fused.teachers)} models", ""]
     lines += [
         f"Made by fedstill {__version__}: the ensemble of the models below was distilled into one on {fused.settings['pool']} "
         "unlabelled samples. No training data was used.",
         "",
         "## What was fused",
         "",
-        "| teacher | network | classes | samples | mean weight | digest |",
-        "|---|---|---|---|---|---|",
     ]
-    for source in facts["teachers"]:
-        cells = [
+    rows = [
+        [
             source["name"],
             source.get("model", "module"),
-            str(len(source["classes"])),
-            str(source.get("samples", "not said")),
+            len(source["classes"]),
+            source.get("samples", "not said"),
             f"{source['weight']:.3f}",
             source.get("digest", "")[:12] or "-",
         ]
-        lines.append("| " + " | ".join(cells) + " |")
+        for source in facts["teachers"]
+    ]
+    lines += markdown_table(["teacher", "network", "classes", "samples", "mean weight", "digest"], rows)
     settings = fused.settings
     done = fused.distilled
     lines += [
         "",
-        f"Weighting `{settings['weighting']}`, ensemble of {settings['ensemble']}. The student started from {fused.start} and "
-        f"took {done.steps} steps; its divergence from the ensemble went from {done.first_loss:.3f} to {done.last_loss:.3f}.",
+        f"Weighting `{settings['weighting']}`, ensemble of {settings['ensemble']}. The student started from {plain(fused.start)} "
+        f"and took {done.steps} steps; its divergence from the ensemble went from {done.first_loss:.3f} to {done.last_loss:.3f}.",
         "",
-        "## Classes",
-        "",
-        ", ".join(f"{i} {label}" for i, label in enumerate(fused.classes)),
+        *classes_lines(fused.classes),
     ]
-    rows = table(fused)
-    if rows:
-        lines += ["", "## Accuracy before and after (%)", ""]
-        heading, *body = rows
-        lines += ["| " + " | ".join(heading) + " |", "|---" * len(heading) + "|"]
-        lines += ["| " + " | ".join(row) + " |" for row in body]
+    figures = table(fused)
+    if figures:
+        lines += ["", "## Accuracy before and after (%)", "", *markdown_table(figures[0], figures[1:])]
         lines += ["", "The student was chosen by its accuracy on the same images, so its figure is a little too good."]
     lines += ["", "## Use", ""]
     if about is not None and about.model is not None:
-        mean, std = about.mean, about.std
+        lines += [f"Inputs are images of shape {tuple(about.shape)}, normalised as `(x / 255 - {about.mean}) / {about.std}`.", ""]
+        lines += with_fedstill("this folder", Preprocessing(tuple(about.shape)))
         lines += [
-            f"Inputs are images of shape {tuple(about.shape)}, normalised as `(x / 255 - {mean}) / {std}`.",
             "",
-            "```python",
-            "from fedstill.bundles.folder import read_fused",
-            "",
-            'network = read_fused("this folder").network()',
-            "logits = network(network.normalise(images))  # uint8 images (n, channels, height, width)",
-            "```",
+            "For use without fedstill, `fedstill export` writes programs for PyTorch and ONNX, with a card.",
         ]
+        shown = onnx_lines(Preprocessing(tuple(about.shape))) if onnx else None
+        if shown is not None:
+            lines += ["", "With onnxruntime alone, in this folder:", "", *shown]
     else:
         lines += [f"The weights are those of your own `{name}`: `load_state_dict(safetensors.torch.load_file('{WEIGHTS}'))`."]
     return "\n".join(lines) + "\n"
 
 
-def check_onnx() -> None:
-    """Say before the work begins that ONNX cannot be written."""
-    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise FedstillError(f"writing ONNX needs {' and '.join(missing)}: pip install 'fedstill[onnx]'")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on packages that the student does not use; its errors are raised all the same."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)
-
-
-def onnx_bytes(fused: Fused) -> bytes:
-    """The student as an ONNX program: normalised inputs in, logits out, any number of samples at a time."""
-    check_onnx()
+def _onnx(fused: Fused) -> bytes:
+    """The student as an ONNX program: of raw images, or of whatever a module of the caller's own takes."""
+    if fused.about is not None:
+        return onnx_bytes(Classifier(fused.network, fused.classes, Preprocessing(tuple(fused.about.shape))))
     module = fused.student.eval()
     example = torch.zeros(2, *fused.settings["shape"], device=next(module.parameters()).device)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / ONNX
-        try:
-            with _quiet():
-                torch.onnx.export(
-                    module,
-                    (example,),
-                    str(path),
-                    input_names=["input"],
-                    output_names=["logits"],
-                    dynamic_shapes=({0: torch.export.Dim("samples")},),
-                    dynamo=True,
-                    external_data=False,
-                    verbose=False,
-                )
-        except Exception as error:  # the exporter raises whatever its passes raise
-            raise FedstillError(f"the student cannot be written as ONNX: {first_line(error)}") from error
-        return path.read_bytes()
+    return onnx_of(module, example, "input", {"classes": json.dumps(list(fused.classes)), "fedstill": json.dumps(__version__)})

@@ -5,13 +5,15 @@ A question (``--help``, ``--list``, a completion) is answered at once: what is s
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import Annotated
 
 import typer
 
-from fedstill.cli import compare, demo, figures, flower, fuse, listing, pack, parts, report, reproduce, run
+from fedstill.cli import compare, demo, figures, flower, fuse, listing, pack, parts, report, reproduce, run, use
+from fedstill.cli.completion import bash_words
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.version import __version__
 
@@ -21,6 +23,7 @@ app = typer.Typer(
     name="fedstill",
     help="Fuse models trained where the data cannot leave.",
     no_args_is_help=True,
+    suggest_commands=False,  # click itself says what may be meant
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -45,6 +48,9 @@ app.command("compare")(compare.compare)
 app.command("reproduce")(reproduce.reproduce)
 app.command("report")(report.report)
 app.command("figures")(figures.figures)
+app.command("predict")(use.predict)
+app.command("evaluate")(use.evaluate)
+app.command("export")(use.export)
 app.command("pack")(pack.pack)
 app.command("fuse")(fuse.fuse)
 app.command("algorithms")(listing.algorithms)
@@ -57,9 +63,12 @@ def main() -> None:
     """The entry point."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite request to end is treated like Ctrl-C
     try:
-        app()
+        with bash_words(os.environ):
+            app()
     except FedstillError as error:
-        print(f"fedstill: {error}", file=sys.stderr)
+        # one line, whatever names of others it quotes
+        hint = f" (--set {error.setting})" if error.setting else ""
+        print("fedstill: " + "".join(c if c.isprintable() else " " for c in f"{error}{hint}"), file=sys.stderr)
         raise SystemExit(2) from None
     except OSError as error:  # a path that cannot be written, a full disk; never a fault of the network's
         where = f": {error.filename}" if error.filename else ""

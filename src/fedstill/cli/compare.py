@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstill.cli.completion import systems
-from fedstill.cli.console import console, remark
 from fedstill.cli.options import Set, What, whole_numbers, words
-from fedstill.cli.show import Shown
+from fedstill.core.console import console, remark
 from fedstill.core.errors import FedstillError
+from fedstill.run.show import Shown
 
 if TYPE_CHECKING:  # slow: brings torch
     from fedstill.run.compare import Planned

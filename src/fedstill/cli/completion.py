@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
+from collections.abc import Iterator, MutableMapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from fedstill.config.presets import presets
 
-__all__ = ["SYSTEMS", "assignments", "configurations", "systems"]
+__all__ = ["KEYS", "SYSTEMS", "assignments", "bash_words", "configurations", "joined_words", "systems"]
 
 # the built-in systems' names; the registry has them too (a test compares), but it imports the systems
 SYSTEMS = (
@@ -32,6 +36,92 @@ SYSTEMS = (
     "kdcl",
     "moon",
     "shot",
+)
+
+# the keys of a configuration, likewise
+KEYS = (
+    "clients.fraction",
+    "clients.min_replies",
+    "clients.partition.alpha",
+    "clients.partition.classes_per_client",
+    "clients.partition.kind",
+    "clients.partition.min_samples",
+    "clients.partition.redraws",
+    "clients.partition.shards_per_client",
+    "clients.partition.variant",
+    "clients.per_domain",
+    "clients.per_round",
+    "clients.timeout",
+    "clients.validation",
+    "data.channels",
+    "data.classes",
+    "data.domains",
+    "data.holdout",
+    "data.ignore",
+    "data.image_size",
+    "data.kind",
+    "data.label",
+    "data.limit",
+    "data.mean",
+    "data.poison.clients",
+    "data.poison.fraction",
+    "data.poison.kind",
+    "data.poison.level",
+    "data.poison.scale",
+    "data.pool_classes",
+    "data.pool_fraction",
+    "data.pool_limit",
+    "data.range",
+    "data.root",
+    "data.server",
+    "data.standardise",
+    "data.std",
+    "data.target",
+    "data.test_limit",
+    "data.text.length",
+    "data.text.tokenizer",
+    "data.text.vocab",
+    "data.unreadable",
+    "data.validation",
+    "engine.device",
+    "engine.name",
+    "engine.threads",
+    "engine.workers",
+    "evaluation.batch_size",
+    "evaluation.ensemble",
+    "evaluation.every",
+    "evaluation.keep_ensemble",
+    "evaluation.samples_every",
+    "evaluation.targets",
+    "local.augment.crop",
+    "local.augment.flip",
+    "local.batch_size",
+    "local.clip",
+    "local.drop_last",
+    "local.epochs",
+    "local.optimizer.betas",
+    "local.optimizer.lr",
+    "local.optimizer.momentum",
+    "local.optimizer.name",
+    "local.optimizer.nesterov",
+    "local.optimizer.weight_decay",
+    "local.schedule.factor",
+    "local.schedule.final",
+    "local.schedule.kind",
+    "local.steps",
+    "model.buffers",
+    "model.by",
+    "model.cache",
+    "model.clients",
+    "model.name",
+    "model.norm",
+    "model.options",
+    "model.student",
+    "model.train",
+    "model.variants",
+    "model.weights",
+    "rounds",
+    "seed",
 )
 
 
@@ -62,12 +152,53 @@ def systems(incomplete: str) -> list[str]:
 
 
 def assignments(incomplete: str) -> list[str]:
-    """The system, which is the key that is changed most.
+    """The keys of a configuration, and the systems' names.
 
-    >>> assignments("algorithm.name=fedp")
-    ['algorithm.name=fedprox']
+    >>> assignments("algorithm.name=fedp"), assignments("local.ep")
+    (['algorithm.name=fedprox'], ['local.epochs='])
     """
-    return [key for key in (f"algorithm.name={name}" for name in _systems()) if key.startswith(incomplete)]
+    offered = [*(f"algorithm.name={name}" for name in _systems()), *(f"{key}=" for key in KEYS)]
+    return [key for key in offered if key.startswith(incomplete)]
+
+
+@contextlib.contextmanager
+def bash_words(environment: MutableMapping[str, str]) -> Iterator[None]:
+    """While bash asks for completions: it breaks words at ``=`` and ``:`` and wants what follows the last of them. The words are
+    put together again before, and what is answered is cut after."""
+    words = environment.get("COMP_WORDS", "").split("\n")
+    if environment.get("_FEDSTILL_COMPLETE") != "complete_bash" or not environment.get("COMP_CWORD", "").isdigit():
+        yield
+        return
+    joined, place, before = joined_words(words, int(environment["COMP_CWORD"]))
+    environment.update(COMP_WORDS="\n".join(joined), COMP_CWORD=str(place))
+    answer = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(answer):
+            yield
+    finally:
+        sys.stdout.write("".join(line.removeprefix(before) for line in answer.getvalue().splitlines(keepends=True)))
+
+
+def joined_words(words: list[str], place: int) -> tuple[list[str], int, str]:
+    """Words that bash broke, whole again; the place of the one at ``place`` and what of it stands before the break.
+
+    >>> joined_words(["fedstill", "run", "--set", "algorithm.name", "=", "fed"], 5)
+    (['fedstill', 'run', '--set', 'algorithm.name=fed'], 3, 'algorithm.name=')
+    """
+    found: list[str] = []
+    now, before, open_end = place, "", False
+    for number, word in enumerate(words):
+        breaks = bool(word) and set(word) <= set("=:")
+        glued = bool(found) and (breaks or open_end)
+        if number == place:
+            before = found[-1] + (word if breaks else "") if glued else ""
+            now = len(found) - 1 if glued else len(found)
+        if glued:
+            found[-1] += word
+        else:
+            found.append(word)
+        open_end = breaks and len(found) > 1
+    return found, now, before
 
 
 def _systems() -> list[str]:

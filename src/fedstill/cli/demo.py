@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from fedstill.cli.compare import compare_shown
-from fedstill.cli.console import console
 from fedstill.cli.options import Set
+from fedstill.core.console import console
 
 __all__ = ["demo"]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedstill.cli.console import console
+from fedstill.core.console import console
 from fedstill.core.errors import FedstillError
 
 __all__ = ["figures"]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstill.cli.console import console
 from fedstill.cli.options import Set, What
-from fedstill.cli.show import Shown
+from fedstill.core.console import console
 from fedstill.core.errors import FedstillError
+from fedstill.core.scratch import Scratch
 from fedstill.run.history import Line, read_history, read_summary
+from fedstill.run.show import Shown
 
 if TYPE_CHECKING:  # slow: brings pydantic
     from fedstill.config.tables import Config
@@ -70,14 +70,14 @@ def up(
     if (out / "history.jsonl").exists() and not resume:
         raise FedstillError(f"{out} already holds a run; use --resume to go on, or another --out")
     with (
-        tempfile.TemporaryDirectory(prefix="fedstill-flower-") as scratch,
-        Loopback(Path(scratch), tls=tls) as link,
+        Scratch("flower") as scratch,
+        Loopback(scratch, tls=tls) as link,
     ):
         console.print(f"SuperLink at {link.address}{' with TLS and node authentication' if tls else ''}", soft_wrap=True)
         for i, node in enumerate(nodes):
             link.node(f"node-{i}", {**node, "memory": str(out / "clients" / str(i))})
         console.print(f"{len(nodes)} nodes started; the first round begins when they have said who they are")
-        folder = write_app(Path(scratch) / "app", config)
+        folder = write_app(scratch / "app", config)
         settings = {"out": str(out), "resume": resume, "nodes": len(nodes), "patience": patience}
         before = len(read_history(out / "history.jsonl"))
         run = link.submit(folder, settings)

@@ -11,8 +11,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedstill.cli.console import console
 from fedstill.config.trees import settings
+from fedstill.core.console import console
 from fedstill.core.errors import FedstillError
 
 if TYPE_CHECKING:  # slow: brings torch
@@ -67,7 +67,7 @@ def fuse(
 ) -> None:
     """Fuse bundles of any architectures into one model, on unlabelled images; writes the weights, a model card and fused.json."""
     # slow: they bring torch
-    from fedstill.bundles.card import check_onnx
+    from fedstill.bundles.export import check_onnx
     from fedstill.bundles.folder import check_target
     from fedstill.bundles.fuse import fuse as fuse_models  # slow
     from fedstill.fusion.ensemble import Space  # slow

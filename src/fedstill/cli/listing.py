@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedstill.cli.bibtex import bibtex
-from fedstill.cli.console import console
 from fedstill.config.presets import presets as all_presets
+from fedstill.core.console import console
 
 __all__ = ["algorithms", "presets"]
 

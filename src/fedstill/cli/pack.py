@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fedstill.cli.console import console, megabytes
 from fedstill.cli.options import words
 from fedstill.config.trees import settings
+from fedstill.core.console import console, megabytes
 from fedstill.core.errors import FedstillError
 
 __all__ = ["numbers", "pack"]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedstill.cli.console import console
+from fedstill.core.console import console
 from fedstill.core.errors import FedstillError, first_line, unknown
 from fedstill.core.registry import Registry
 

@@ -10,12 +10,12 @@ from typing import Annotated, get_args
 import typer
 from rich.table import Table
 
-from fedstill.cli.console import console
 from fedstill.cli.options import Set, whole_numbers, words
-from fedstill.cli.show import Shown
+from fedstill.core.console import console
 from fedstill.core.errors import FedstillError
 from fedstill.reproduce import STUDIES, Plan, Scale, cell_texts, grid, studies
 from fedstill.reproduce import reproduce as run_study
+from fedstill.run.show import Shown
 
 __all__ = ["reproduce"]
 

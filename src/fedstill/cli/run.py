@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fedstill.cli.console import console, remark
 from fedstill.cli.options import Set, What
-from fedstill.cli.show import Shown
+from fedstill.core.console import console, remark
+from fedstill.run.show import Shown
 from fedstill.run.trackers import TRACKERS, tracker
 
 __all__ = ["run"]

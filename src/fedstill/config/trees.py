@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from fedstill.core.errors import FedstillError
 from fedstill.core.nested import laid_over
 
-__all__ = ["over", "read", "settings"]
+__all__ = ["as_assignments", "over", "read", "settings"]
 
 RIVALS = {"steps": "epochs", "epochs": "steps"}  # two ways to say how long: whoever says one later means that one
 
@@ -47,6 +48,37 @@ def settings(tree: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, A
         if last in RIVALS and ".".join([*parents, RIVALS[last]]) not in keys:
             here.pop(RIVALS[last], None)
     return found
+
+
+def as_assignments(given: Sequence[str] | Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Changes as a program gives them, a list of assignments or values by dotted key, as assignments; None takes a key away.
+
+    >>> as_assignments({"rounds": 2, "algorithm": {"name": "feddf"}, "data.root": None, "data.domains": ["a", "b"]})
+    ['rounds=2', 'algorithm.name="feddf"', 'data.root=', 'data.domains=["a", "b"]']
+    """
+    if isinstance(given, str):
+        raise TypeError(f"settings are a dictionary or a list of 'key=value', not the string {given!r}")
+    if not isinstance(given, Mapping):
+        return [str(one) for one in given]
+    found: list[str] = []
+    for key, value in given.items():
+        if isinstance(value, Mapping) and value:
+            found += as_assignments(value, f"{prefix}{key}.")
+        else:
+            found.append(f"{prefix}{key}={_as_toml(value)}")
+    return found
+
+
+def _as_toml(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_as_toml, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_as_toml(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value.item() if hasattr(value, "item") else str(value) if isinstance(value, Path) else value)
 
 
 def over(under: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,14 @@ __all__ = ["FedstillError", "first_line", "nearest", "reason_of", "unknown"]
 
 
 class FedstillError(Exception):
-    """A mistake in a configuration, a path, a file or a request; the command line prints it and exits with status 2."""
+    """A mistake in a configuration, a path, a file or a request; the command line prints it and exits with status 2.
+
+    ``setting`` is the assignment that would mend it, which each says in its own way: the command line as an option.
+    """
+
+    def __init__(self, text: str, *, setting: str | None = None):
+        super().__init__(text)
+        self.setting = setting
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:

@@ -4,10 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["atomic_write", "to_json"]
+__all__ = ["atomic_write", "naming", "part_of", "to_json"]
+
+
+def part_of(path: Path) -> Path:
+    """The file that is written aside before it becomes ``path``; its name says by which process."""
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of the system says which file it is about: of a full disk it does not by itself.
+
+    >>> with naming(Path("model.safetensors")):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+    OSError: [Errno 28] No space left on device: 'model.safetensors'
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
@@ -19,12 +43,15 @@ def atomic_write(path: Path, data: bytes | str) -> None:
     'hello'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with open(aside, "wb") as file:
-        file.write(data.encode() if isinstance(data, str) else data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    aside = part_of(path)
+    try:
+        with naming(path), open(aside, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def to_json(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -76,20 +76,21 @@ def _words(annotation: Any) -> list[Any]:
     return [word for part in get_args(annotation) for word in _words(part)]
 
 
-def validated(kind: type[Table], tree: Mapping[str, Any], prefix: str = "") -> Table:
-    """``tree`` as a ``kind``; the first mistake is told in one line with the nearest valid name."""
+def validated(kind: type[Table], tree: Mapping[str, Any], prefix: str = "", besides: Sequence[str] = ()) -> Table:
+    """``tree`` as a ``kind``; the first mistake is told in one line with the nearest valid name, which may also be one of
+    ``besides``, keys that the table has and others read."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise FedstillError(_one_line(kind, error, prefix)) from None
+        raise FedstillError(_one_line(kind, error, prefix, besides)) from None
 
 
-def _one_line(kind: type[BaseModel], error: ValidationError, prefix: str) -> str:
+def _one_line(kind: type[BaseModel], error: ValidationError, prefix: str, besides: Sequence[str]) -> str:
     problem = error.errors()[0]
     path = [str(part) for part in problem["loc"] if not str(part).startswith("function-")]
     key = ".".join([prefix, *path] if prefix else path)
     if problem["type"] == "extra_forbidden":
-        valid = _fields_at(kind, path[:-1])
+        valid = [*_fields_at(kind, path[:-1]), *(besides if len(path) == 1 else ())]
         close = nearest(path[-1], valid)
         hint = f"did you mean '{close}'?" if close else "valid: " + ", ".join(sorted(valid))
         return f"unknown key '{key}'; {hint}"

@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from fedstill.core.errors import FedstillError, first_line, unknown
+from fedstill.core.files import naming
 from fedstill.data.cache import cache_folder
 from fedstill.data.folders import TEST_NAMES, TRAIN_NAMES
 from fedstill.data.raw import Deep, Encoded, Kind, Raw, RawSplit
@@ -248,9 +249,9 @@ def store(
     folder = cache_folder(cache) / "arrays"
     if not (folder / f"{digest}.npz").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
+        handle, aside = tempfile.mkstemp(dir=folder, prefix=".", suffix=f".{os.getpid()}.part")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with naming(folder / f"{digest}.npz"), os.fdopen(handle, "wb") as file:
                 np.savez(file, allow_pickle=False, **arrays)
             os.replace(aside, folder / f"{digest}.npz")
         finally:

@@ -15,6 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedstill.core.errors import FedstillError, first_line
+from fedstill.core.scratch import remove_parts
+
 __all__ = ["cache_folder", "cached", "forget"]
 
 _FORMAT = 2  # raised whenever the same source would be decoded differently
@@ -81,10 +84,14 @@ def _claimed(path: Path) -> Iterator[None]:
 def _made(path: Path, make: Callable[[], Entry]) -> Entry:
     folder = path.parent
     tensors, facts = make()
-    handle, aside = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
+    remove_parts(folder, older=3600)
+    handle, aside = tempfile.mkstemp(dir=folder, prefix=".", suffix=f".{os.getpid()}.part")
     os.close(handle)
     try:
-        save_file(tensors, aside, metadata={"facts": json.dumps(facts)})
+        try:
+            save_file(tensors, aside, metadata={"facts": json.dumps(facts)})
+        except SafetensorError as error:  # a full disk, of which it says no more
+            raise FedstillError(f"cannot write {path}: {first_line(error)}") from error
         with open(aside, "rb") as written:
             os.fsync(written.fileno())
         os.chmod(aside, 0o644)  # other users of a shared cache may read it

@@ -7,7 +7,7 @@ lacks some numbers of a column, every domain has one more coordinate that says s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from fedstill.core.errors import FedstillError
 from fedstill.data.raw import Column
+from fedstill.data.rows import MISSING, Plan, Rows, prepared
 from fedstill.data.samples import Domain, Samples
 
-__all__ = ["MOST_CATEGORIES", "Plan", "columns_of", "described", "encoded", "plan_of", "settled"]
+__all__ = ["MOST_CATEGORIES", "columns_of", "described", "plan_of", "settled"]
 
 MOST_CATEGORIES = 100
-MISSING = "(missing)"
 
 
 def columns_of(source: str, split: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -68,26 +68,6 @@ def _described(name: str, values: np.ndarray) -> Column:
     return Column(name, "category", tuple(words[: MOST_CATEGORIES + 1]), bool(missing.any()))
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Which coordinate is what, the same for every domain: the numbers, those of them that need a second coordinate to say that
-    they are missing, and the categories of each column of words."""
-
-    numbers: tuple[str, ...]
-    missing: tuple[int, ...] = ()  # positions among the numbers
-    categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What each coordinate is called.
-
-        >>> Plan(("age", "dose"), (1,), (("sex", ("f", "m")),)).names
-        ('age', 'dose', 'dose missing', 'sex = f', 'sex = m')
-        """
-        absent = (f"{self.numbers[i]} missing" for i in self.missing)
-        return (*self.numbers, *absent, *(f"{name} = {word}" for name, words in self.categories for word in words))
-
-
 def plan_of(held: Mapping[str, Sequence[Column]]) -> Plan:
     """One plan for domains that hold these columns; the order is the first one's.
 
@@ -132,26 +112,13 @@ def _categories(name: str, own: Mapping[str, Column], missing: bool) -> tuple[st
     return (*words, MISSING) if missing else tuple(words)
 
 
-def encoded(columns: Mapping[str, np.ndarray], plan: Plan) -> Tensor:
-    """Rows as float64: the numbers, NaN where one is missing, then a 1 for each row's category among the zeros of the others.
-
-    >>> held = {"age": np.array([30.0, np.nan]), "sex": np.array(["f", "m"], dtype=object)}
-    >>> encoded(held, Plan(("age",), (), (("sex", ("f", "m")),)))
-    tensor([[30.,  1.,  0.],
-            [nan,  0.,  1.]], dtype=torch.float64)
-    """
-    parts = [columns[name].astype(np.float64)[:, None] for name in plan.numbers]
-    for name, words in plan.categories:
-        place = {word: i for i, word in enumerate(words)}
-        hot = np.zeros((len(columns[name]), len(words)))
-        own = [MISSING if word is None or word != word else word for word in columns[name].tolist()]
-        hot[np.arange(len(hot)), [place[word] for word in own]] = 1.0
-        parts.append(hot)
-    return torch.from_numpy(np.concatenate(parts, axis=1))
-
-
 def settled(
-    domains: Mapping[str, Domain], numbers: int, missing: Sequence[int], standardise: str, measured: Collection[str]
+    domains: Mapping[str, Domain],
+    numbers: int,
+    missing: Sequence[int],
+    standardise: str,
+    measured: Collection[str],
+    plan: Plan | None = None,
 ) -> dict[str, Domain]:
     """Domains of vectors whose first ``numbers`` coordinates are numbers, ready for a network: float32, standardised, filled.
 
@@ -164,21 +131,18 @@ def settled(
     [[-1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
     """
     shared = [domains[name].train.x[:, :numbers] for name in measured] if standardise == "shared" else None
+    own = plan or Plan(tuple(str(i) for i in range(numbers)), tuple(missing))
     found = {}
     for name, domain in domains.items():
         mean, deviation = _moments(shared or [domain.train.x[:, :numbers]])
 
         def ready(samples: Samples, mean: Tensor = mean, deviation: Tensor = deviation) -> Samples:
-            own, rest = samples.x[:, :numbers], samples.x[:, numbers:]
-            absent = own.isnan()
-            if bool(absent.any()):
-                own = torch.where(absent, mean.to(own.dtype), own)
-            if standardise != "none":
-                own = (own.double() - mean) / deviation
-            parts = [part.float() for part in (own, absent[:, list(missing)], rest) if part.shape[1]]
-            return Samples(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], samples.y)
+            return Samples(prepared(samples.x, list(missing), mean, deviation, standardise != "none"), samples.y)
 
-        found[name] = replace(domain, train=ready(domain.train), test=ready(domain.test), standardised=standardise)
+        common = standardise != "local" and (standardise == "shared" or not missing)
+        moments = (tuple(mean.tolist()), tuple(deviation.tolist())) if common else ((), ())
+        rows = Rows(own, standardise, *moments, named=plan is not None)
+        found[name] = replace(domain, train=ready(domain.train), test=ready(domain.test), standardised=standardise, rows=rows)
     return found
 
 

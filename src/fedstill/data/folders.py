@@ -13,7 +13,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.data.dicom import DICOM, dicom_image
 from fedstill.data.raw import Encoded, Raw, RawSplit
 
-__all__ = ["IMAGES", "TEST_NAMES", "TRAIN_NAMES", "open_image", "open_image_folder"]
+__all__ = ["IMAGES", "TEST_NAMES", "TRAIN_NAMES", "encoded_image", "open_image", "open_image_folder"]
 
 _FORMATS = "png jpg jpeg jpe jfif bmp gif tif tiff webp avif jp2 j2k tga pbm pgm ppm pnm"
 IMAGES = frozenset(f".{name}" for name in _FORMATS.split()) | DICOM
@@ -61,17 +61,18 @@ def _folders(place: Path, files: list[Path]) -> list[str]:
 
 def _folder_split(place: Path, files: list[Path], classes: tuple[str, ...]) -> RawSplit:
     if not classes:
-        return RawSplit(len(files), lambda: map(_encoded, files), None)
+        return RawSplit(len(files), lambda: map(encoded_image, files), None)
     loose = [path.name for path in files if path.parent == place]
     if loose:
         count = "1 image lies" if len(loose) == 1 else f"{len(loose)} images lie"
         raise FedstillError(f"in '{place}' {count} beside the class folders ({loose[0]}): put each into the folder of its class")
     number = {name: label for label, name in enumerate(classes)}
     labels = np.array([number[path.relative_to(place).parts[0]] for path in files], dtype=np.int64)
-    return RawSplit(len(files), lambda: map(_encoded, files), labels)
+    return RawSplit(len(files), lambda: map(encoded_image, files), labels)
 
 
-def _encoded(path: Path) -> Encoded:
+def encoded_image(path: Path) -> Encoded:
+    """A file that is not decoded yet."""
     if path.suffix.lower() in DICOM:
         return dicom_image(path, f"'{path}'")
     return Encoded(f"'{path}'", lambda: open_image(path))

@@ -13,20 +13,20 @@ from torch import Tensor
 
 from fedstill.core.errors import FedstillError
 from fedstill.data.cache import cache_folder, cached
-from fedstill.data.columns import Plan, encoded, plan_of, settled
+from fedstill.data.columns import plan_of, settled
 from fedstill.data.depth import domain_range
 from fedstill.data.images import Unreadable, cannot_decode, stack_images
 from fedstill.data.looks import Seen, look
 from fedstill.data.raw import Raw, RawSplit
 from fedstill.data.reading import Reading
-from fedstill.data.samples import Domain, Samples, stratified
+from fedstill.data.rows import Plan, encoded
+from fedstill.data.samples import Domain, Samples, held_out, stratified
 from fedstill.data.sources import Source, find_source
 from fedstill.data.text import TextOptions, tokenize
 
 __all__ = ["aligned", "common_classes", "load_domain", "load_domains"]
 
 Classes = Literal["same", "union", "position"]
-TEST_SHARE = 0.2  # held out, class by class, where a source has no test set
 NAMED = 10  # images that could not be decoded: so many are named
 
 
@@ -216,7 +216,7 @@ def _decode(source: Source, read: Read) -> tuple[dict[str, Tensor], dict[str, An
     x, labels = parts["train"]
     if raw.test is None:
         strata = np.zeros(len(x), dtype=np.int64) if labels is None else labels
-        held = stratified(strata, round(TEST_SHARE * len(x)), np.random.default_rng(0))
+        held = held_out(strata)
         rest = np.setdiff1d(np.arange(len(x)), held, assume_unique=True)
         if labels is None:  # one tensor, so that all of it can be had without a copy
             return {"whole.x": x[torch.from_numpy(np.concatenate([rest, held]))]}, {**facts, "classes": [], "kept": len(rest)}
@@ -263,7 +263,7 @@ def _ready(
         missing = sorted({place for seen in looks.values() for place in seen.missing})
         return settled(domains, next(iter(looks.values())).width, missing, standardise, measured)
     plan = plan_of({name: seen.columns for name, seen in looks.items()})
-    return settled(domains, len(plan.numbers), plan.missing, standardise, measured)
+    return settled(domains, len(plan.numbers), plan.missing, standardise, measured, plan)
 
 
 def _limited(domain: Domain, limit: int | None, test_limit: int | None, seed: int) -> Domain:

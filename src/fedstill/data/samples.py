@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from fedstill.core.errors import FedstillError
+from fedstill.data.rows import Rows
 
-__all__ = ["Domain", "Samples", "hold_out", "normalise", "stratified"]
+__all__ = ["Domain", "Samples", "held_out", "hold_out", "normalise", "stratified"]
+
+TEST_SHARE = 0.2  # held out, class by class, where a source has no test set
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,8 @@ class Domain:
     """One data set with its own look: training samples, test samples and the names of its classes.
 
     ``whole`` are both together, where nothing is labelled and the test samples were held out of the others. ``columns`` say what
-    the coordinates of a table's vectors are, ``standardised`` how their numbers were. ``notes`` are for the user to know, such as
-    images that were left out.
+    the coordinates of a table's vectors are, ``standardised`` how their numbers were, and ``rows`` how others are made like them.
+    ``notes`` are for the user to know, such as images that were left out.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Domain:
     columns: tuple[str, ...] = ()
     standardised: str = "none"
     notes: tuple[str, ...] = ()
+    rows: Rows | None = None
 
 
 def normalise(x: Tensor, mean: float | Sequence[float] = 0.5, std: float | Sequence[float] = 0.5) -> Tensor:
@@ -129,6 +133,15 @@ def stratified(labels: Tensor | np.ndarray, size: int, rng: np.random.Generator)
     take[ranked[: size - take.sum()]] += 1
     chosen = [order[found[order] == c][: take[c]] for c in range(len(classes))]
     return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, dtype=np.int64)
+
+
+def held_out(labels: Tensor | np.ndarray) -> np.ndarray:
+    """The positions of the fixed, stratified fifth that is the test set of a source without one.
+
+    >>> len(held_out(np.repeat([0, 1], 10)))
+    4
+    """
+    return stratified(labels, round(TEST_SHARE * len(labels)), np.random.default_rng(0))
 
 
 def hold_out(samples: Samples, fraction: float, rng: np.random.Generator) -> tuple[Samples, Samples]:

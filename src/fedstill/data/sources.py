@@ -66,7 +66,7 @@ def find_source(source: str, root: str | Path | None, scratch: Path, reading: Re
             return _local(source, found.resolve(), scratch, reading)
     folder = Path(root).expanduser() if root is not None else None
     if folder is not None and not folder.is_dir():
-        raise FedstillError(f"data.root = '{root}' is not a folder: say where the data is, with --set data.root=FOLDER")
+        raise FedstillError(f"data.root = '{root}' is not a folder: it says where the data is", setting="data.root=FOLDER")
     close = nearest(source, [child.name for child in folder.iterdir()]) if folder is not None else None
     hint = f"; did you mean '{close}'?" if close else ""
     if not _HUB_NAME.match(source):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 import socket
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from PIL import Image
 
 from fedstill.core.errors import FedstillError, first_line
+from fedstill.core.scratch import Scratch
 from fedstill.data.columns import columns_of, described
 from fedstill.data.folders import TEST_NAMES, TRAIN_NAMES, open_image
 from fedstill.data.raw import Column, Encoded, Kind, Raw, RawSplit
@@ -49,12 +49,12 @@ def open_table(source: str, place: Path, scratch: Path, reading: Reading) -> Raw
             return _from_splits(source, {split: _read_csv(paths) for split, paths in files.items()}, reading)
         scratch.mkdir(parents=True, exist_ok=True)
         # The Arrow copy that `datasets` makes is read once and then gone: the tensors are what is kept.
-        aside = tempfile.TemporaryDirectory(dir=scratch, prefix=".arrow-")
+        aside = Scratch("arrow", scratch)
         if place.is_file():
             kind = TABLES[place.suffix.lower()]
-            found = datasets.load_dataset(kind, data_files=str(place), cache_dir=aside.name)
+            found = datasets.load_dataset(kind, data_files=str(place), cache_dir=str(aside.folder))
         else:
-            found = datasets.load_dataset(str(place), cache_dir=aside.name)
+            found = datasets.load_dataset(str(place), cache_dir=str(aside.folder))
         return _from_splits(source, found, reading, keep=aside)
     except (
         OSError,

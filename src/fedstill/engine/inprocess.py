@@ -13,6 +13,7 @@ from typing import Any
 
 from fedstill.algorithm import Algorithm
 from fedstill.core.errors import reason_of
+from fedstill.core.files import naming
 from fedstill.core.message import Message
 from fedstill.engine.exchange import Outcome
 from fedstill.engine.memory import Memory
@@ -64,7 +65,8 @@ class InProcess:
             key = (tuple((n, t.data_ptr(), t.shape) for n, t in message.tensors.items()), tuple(message.values.items()))
             if key not in sent:
                 sent[key] = self.spool.folder / f"{round}-message-{phase}-{number}.safetensors"
-                sent[key].write_bytes(message.to_bytes())
+                with naming(sent[key]):
+                    sent[key].write_bytes(message.to_bytes())
             reply = self.spool.path(round, phase, client)
             jobs.put({"client": client, "round": round, "phase": phase, "message": str(sent[key]), "reply": str(reply)})
         results: queue.SimpleQueue[Outcome] = queue.SimpleQueue()

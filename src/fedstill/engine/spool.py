@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
+from fedstill.core.files import naming
 from fedstill.core.message import Message
+from fedstill.core.scratch import Scratch
 
 __all__ = ["Spool"]
 
@@ -25,7 +25,8 @@ class Spool:
     """
 
     def __init__(self, most: int = IN_MEMORY) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="fedstill-"))
+        self._scratch = Scratch("spool")
+        self.folder = self._scratch.folder
         self.most = most
         self.held = 0
 
@@ -46,7 +47,8 @@ class Spool:
         if self.held <= self.most:
             return lambda: reply
         path = self.path(round, phase, client)
-        path.write_bytes(reply.to_bytes())
+        with naming(path):
+            path.write_bytes(reply.to_bytes())
         return lambda: Message.load(path)
 
     def reader(self, path: Path) -> Callable[[], Message]:
@@ -66,4 +68,4 @@ class Spool:
 
     def close(self) -> None:
         """Remove the files."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._scratch.close()

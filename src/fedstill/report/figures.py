@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import safetensors.torch
 import torch
 from matplotlib.figure import Figure
 
 from fedstill.core.errors import FedstillError
+from fedstill.models.files import read_state
 from fedstill.models.predict import apply
 from fedstill.report.runs import Run
 from fedstill.run.configuration import from_toml
@@ -80,7 +80,7 @@ def features_of(folder: Path, classes: int, samples: int, seed: int = 0) -> tupl
     if not config.exists() or not model.exists():
         raise FedstillError(f"{folder} is not a finished run of one model: it has no config.toml or no model.safetensors")
     task = Task(from_toml(config.read_text()))
-    network = task.networks.load(task.networks.student, safetensors.torch.load_file(model))
+    network = task.networks.load(task.networks.student, read_state(model)[0])
     parts, domains, labels = [], [], []
     rng = np.random.default_rng(seed)
     names = list(dict.fromkeys([*task.tests, *task.server_domains]))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fedstill.run.history import Line, Summary, sound_json, sound_lines, sound_summary
 
 if TYPE_CHECKING:  # slow: it brings torch, and reading needs none of it
-    from fedstill.run.confusion import Confusion
+    from fedstill.run.confusion import Tables
 
 __all__ = ["clients_of", "config_of", "confusion_of", "history_of", "number", "share", "summary_of"]
 
@@ -187,7 +187,7 @@ def clients_of(folder: Path, problems: list[str]) -> tuple[list[dict[str, Any]],
     return clients, [str(c) for c in classes] if isinstance(classes, list) else []
 
 
-def confusion_of(folder: Path, problems: list[str]) -> Confusion | None:
+def confusion_of(folder: Path, problems: list[str]) -> Tables | None:
     """The tables of ``confusion.json``; None where a run left none."""
     path = folder / "confusion.json"
     text = _text(path, problems) if path.exists() else None

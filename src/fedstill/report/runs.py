@@ -14,7 +14,7 @@ from fedstill.report.reading import clients_of, config_of, confusion_of, history
 from fedstill.run.history import Line, Summary, rounds_to
 
 if TYPE_CHECKING:  # slow: it brings torch, and reading needs none of it
-    from fedstill.run.confusion import Confusion
+    from fedstill.run.confusion import Tables
 
 __all__ = ["Run", "find_runs", "load_run", "load_runs"]
 
@@ -32,7 +32,7 @@ class Run:
     clients: list[dict[str, Any]] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    confusion: Confusion | None = None
+    confusion: Tables | None = None
 
     @property
     def algorithm(self) -> str:

@@ -1,18 +1,80 @@
-"""Running: configuration, presets, checkpoints, history, the loop. Called as ``fedstill.run(...)`` it runs a configuration."""
+"""Running: configuration, presets, checkpoints, history, the loop. ``fedstill.run(...)`` is :func:`run`, below."""
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # slow: bring torch
+    from fedstill.config.tables import Config
+    from fedstill.run.listener import Listener
+    from fedstill.run.result import Result
+
+__all__ = ["run"]
+
+
+def run(
+    what: str | Path | Mapping[str, Any] | Config | None = None,
+    out: str | Path = "runs/last",
+    *,
+    clients: Mapping[str, tuple[Any, Any]] | None = None,
+    pool: Any = None,
+    tests: Mapping[str, tuple[Any, Any]] | None = None,
+    settings: Sequence[str] | Mapping[str, Any] = (),
+    resume: bool = False,
+    progress: bool | None = None,
+    listeners: Sequence[Listener] = (),
+) -> Result:
+    """Run a preset, a TOML file, a dictionary or a configuration, and write its folder ``out``.
+
+    Args:
+        what: the name of a preset (``"demo"``), the path of a TOML file, a dictionary like such a file, or a ``Config``.
+        out: the folder of the run; one that holds a run already is refused unless it is to be gone on with.
+        clients: data in memory instead of ``data.domains``: pairs ``(x, y)`` of arrays or tensors by name.
+        pool: unlabelled inputs for the server, with ``clients``.
+        tests: pairs like the clients', by the same names; without them a fifth of each client's samples is held out.
+        settings: changes, ``{"rounds": 2, "algorithm.name": "feddf"}`` or ``["rounds=2", "algorithm.name=feddf"]``.
+        resume: go on from the last checkpoint in ``out``.
+        progress: show bars or lines; by default on a terminal and in a notebook only.
+        listeners: are told what happens; see :class:`fedstill.run.listener.Listener`.
+
+    Returns:
+        A :class:`fedstill.run.result.Result`: ``accuracy``, ``history``, ``model``, ``predict(...)``, ``confusion(...)``.
+
+    Raises:
+        FedstillError: a mistake in what was given, in one line.
+
+    >>> import tempfile, fedstill
+    >>> small = {"rounds": 1, "algorithm.name": "fedavg", "data.limit": 60, "data.test_limit": 20}
+    >>> result = fedstill.run("demo", tempfile.mkdtemp(), settings=small)
+    >>> len(result.history), 0 <= result.accuracy <= 1
+    (1, True)
+
+    >>> import numpy as np
+    >>> x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
+    >>> sites = {"north": (x, y), "south": (x + 1, y)}
+    >>> result = fedstill.run(out=tempfile.mkdtemp(), clients=sites, pool=x, settings={"rounds": 1})
+    >>> result.task.networks.prototypes, sorted(result.history[-1]["domains"]), len(result.predict(x))
+    (['mlp'], ['north', 'south'], 40)
+    """
+    from fedstill.run import entry  # slow: brings torch
+
+    config = entry.configured(what, clients, pool, tests, settings)
+    return entry.run_shown(config, Path(out), resume, progress, listeners)
 
 
 class _Callable(ModuleType):
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        from fedstill.run.entry import run  # slow: brings torch
+    """The package has the name of its public function: both can be had under it."""
 
-        return run(*args, **options)
+    __call__ = staticmethod(run)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(run)
 
 
-# the public function has the name of this package: both can be had under it
 sys.modules[__name__].__class__ = _Callable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -163,6 +164,9 @@ def parse(tree: Mapping[str, Any]) -> Config:
     Traceback (most recent call last):
     fedstill.core.errors.FedstillError: unknown key 'rouns'; did you mean 'rounds'?
     """
+    odd = next(_not_finite(tree), None)
+    if odd is not None:
+        raise FedstillError(f"{odd}: numbers are finite")
     config = validated(Config, tree)
     options = options_of(config.algorithm)
     # the resolved options replace what was given, so that config.toml says everything
@@ -181,6 +185,18 @@ def _lost(given: Mapping[str, Any], read: Mapping[str, Any], prefix: str) -> Ite
             yield f"{prefix}.{key}"
         elif isinstance(value, Mapping) and isinstance(other, Mapping):
             yield from _lost(value, other, f"{prefix}.{key}")
+
+
+def _not_finite(tree: Any, key: str = "") -> Iterator[str]:
+    """The places of NaN and of infinite numbers, which the file of a run's configuration could not keep."""
+    if isinstance(tree, float) and not math.isfinite(tree):
+        yield f"{key} = {tree}"
+    elif isinstance(tree, Mapping):
+        for name, value in tree.items():
+            yield from _not_finite(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _not_finite(value, key)
 
 
 def from_toml(text: str) -> Config:

@@ -1,70 +1,67 @@
-"""The call that a Python program makes: ``fedstill.run``."""
+"""Behind ``fedstill.run``: what a Python program may give, and what it is shown."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedstill.config.tables import Config
-from fedstill.core.errors import FedstillError
+from fedstill.config.trees import as_assignments
+from fedstill.core.console import console
 from fedstill.data.arrays import federation
-from fedstill.run.configuration import resolve, tree_in
+from fedstill.run.configuration import resolved, tree_in
 from fedstill.run.listener import Listener
-from fedstill.run.loop import Result
 from fedstill.run.loop import run as run_config
+from fedstill.run.notebook import in_notebook
+from fedstill.run.result import Result
+from fedstill.run.show import Shown
 
-__all__ = ["run"]
+__all__ = ["configured", "run_shown"]
+
+CALLER = 4  # frames between a warning and the program that called fedstill.run
 
 
-def run(
-    what: str | Path | Mapping[str, Any] | Config | None = None,
-    out: str | Path = "runs/last",
-    *,
-    clients: Mapping[str, tuple[Any, Any]] | None = None,
-    pool: Any = None,
-    tests: Mapping[str, tuple[Any, Any]] | None = None,
-    settings: Sequence[str] = (),
-    resume: bool = False,
-    listeners: Sequence[Listener] = (),
-) -> Result:
-    """Run a preset, a TOML file, a tree of plain values or a configuration, and write its folder ``out``.
+class _Warned(Listener):
+    """Warnings as Python has them, where nothing is shown."""
 
-    ``settings`` are changes as on the command line, ``["rounds=2", "algorithm.name=feddf"]``.
+    def warn(self, text: str) -> None:
+        warnings.warn(text, stacklevel=CALLER)
 
-    >>> import tempfile, fedstill
-    >>> small = ["rounds=1", "algorithm.name=fedavg", "data.limit=60", "data.test_limit=20"]
-    >>> result = fedstill.run("demo", tempfile.mkdtemp(), settings=small)
-    >>> len(result.history), 0 <= result.accuracy <= 1
-    (1, True)
 
-    Data in memory comes as ``clients``, pairs ``(x, y)`` of arrays or tensors by name, with unlabelled inputs as the server's
-    ``pool`` and ``tests`` like the clients where there are any; ``what`` may then be left out.
-
-    >>> import numpy as np
-    >>> x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
-    >>> sites = {"north": (x, y), "south": (x + 1, y)}
-    >>> result = fedstill.run(out=tempfile.mkdtemp(), clients=sites, pool=x, settings=["rounds=1"])
-    >>> result.task.networks.prototypes, sorted(result.history[-1]["domains"])
-    (['mlp'], ['north', 'south'])
-    """
+def configured(what: Any, clients: Any, pool: Any, tests: Any, settings: Sequence[str] | Mapping[str, Any]) -> Config:
+    """The configuration that a program describes."""
     if clients is not None or pool is not None or tests is not None:
         what = _in_memory(what, clients, pool, tests)
     if what is None:
-        raise FedstillError("say what to run: a preset, a TOML file or a tree, or clients = {'north': (x, y), ...}")
-    if not isinstance(what, Config):
-        what = resolve(tree_in(what), settings)
-    elif settings:
-        raise TypeError("settings change a preset, a file or a tree; a Config is complete")
-    return run_config(what, Path(out), resume=resume, listeners=listeners)
+        raise TypeError("fedstill.run() needs a preset, a TOML file or a dictionary, or clients={'north': (x, y), ...}")
+    if isinstance(what, Config):
+        if settings:
+            raise TypeError("settings change a preset, a file or a dictionary; a Config is complete")
+        return what
+    if not isinstance(what, str | Path | Mapping):
+        raise TypeError(f"fedstill.run() takes a preset, a TOML file, a dictionary or a Config, not {type(what).__name__}")
+    found = resolved(tree_in(what), as_assignments(settings))
+    if found.note:
+        warnings.warn(found.note, stacklevel=CALLER - 1)
+    return found.config
 
 
 def _in_memory(what: Any, clients: Any, pool: Any, tests: Any) -> dict[str, Any]:
     """The tree that ``what`` names, its domains and pool replaced by arrays."""
     if isinstance(what, Config):
-        raise TypeError("clients, pool and tests complete a preset, a file or a tree; a Config is complete")
+        raise TypeError("clients, pool and tests complete a preset, a file or a dictionary; a Config is complete")
+    if clients is None:
+        raise TypeError("pool and tests go with clients={'north': (x, y), ...}")
+    if not isinstance(clients, Mapping):
+        raise TypeError(f"clients is a dictionary of pairs (x, y) by name, not {type(clients).__name__}")
     tree = dict(tree_in(what)) if what is not None else {}
     kept = {key: value for key, value in tree.get("data", {}).items() if key not in ("domains", "server", "target")}
-    if clients is None:
-        raise FedstillError("pool and tests go with clients = {'north': (x, y), ...}")
     return {**tree, "data": {**kept, **federation(clients, pool, tests)}}
+
+
+def run_shown(config: Config, out: Path, resume: bool, progress: bool | None, listeners: Sequence[Listener]) -> Result:
+    """Run it, drawn on the terminal, in the notebook, or not at all."""
+    shown = (console.is_terminal or in_notebook()) if progress is None else progress
+    return run_config(config, out, resume=resume, listeners=[*listeners, Shown() if shown else _Warned()])

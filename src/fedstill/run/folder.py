@@ -15,10 +15,12 @@ from fedstill.config.trees import read
 from fedstill.core.errors import FedstillError
 from fedstill.core.files import atomic_write
 from fedstill.core.message import State
+from fedstill.core.scratch import remove_parts
 from fedstill.data.images import png_grid
 from fedstill.fusion.kept import Speakers, write_ensemble
 from fedstill.models.files import state_bytes
 from fedstill.models.network import Network
+from fedstill.models.text import is_encoder
 from fedstill.models.trunk import Top
 from fedstill.run import history as records
 from fedstill.run.checkpoint import any_checkpoint, load_checkpoint
@@ -53,6 +55,7 @@ def begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], N
     """The last finished round and the state after it. Nothing that others wrote is overwritten, and no finished round lost; a
     folder whose first round never ended is begun anew."""
     config = algorithm.task.config
+    remove_parts(out)  # what a run that was killed had begun to write
     history, kept = out / "history.jsonl", out / "config.toml"
     finished = len(records.read_history(history))
     if not resume and (finished or any_checkpoint(out / "checkpoint")):
@@ -168,10 +171,11 @@ def keep_ensemble(out: Path, task: Task, speakers: Speakers) -> None:
 
 def about_model(task: Task, prototype: str) -> dict[str, Any]:
     """What a file of weights says of its network: all that is needed to build it again and to make inputs for it."""
-    data = task.config.data
     network = task.networks.architecture(prototype, task.networks.served(prototype))
     built = task.networks.get(prototype, "student")
-    text = {"text": data.text.model_dump(mode="json")} if task.kind == "text" and data.text is not None else {}
+    made = task.preprocessing.to_json()
+    if is_encoder(network["name"]):
+        made["text"].pop("tokenizer")  # the encoder's own, which may lie elsewhere on another machine
     return {
         "model": network["name"],
         "norm": network["norm"],
@@ -180,5 +184,5 @@ def about_model(task: Task, prototype: str) -> dict[str, Any]:
         "shape": list(task.raw_shape),
         "mean": built.mean,
         "std": built.std,
-        **text,
+        **made,
     }

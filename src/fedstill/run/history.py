@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Required, TypedDict, cast
 
 from fedstill.core.errors import FedstillError
-from fedstill.core.files import atomic_write, to_json
+from fedstill.core.files import atomic_write, naming, to_json
 from fedstill.core.version import __version__
 
 __all__ = [
@@ -171,7 +171,7 @@ def sound_json(text: str) -> Any:
 
 def append(path: Path, line: Line) -> None:
     """Add a round's line."""
-    with open(path, "a") as file:
+    with naming(path), open(path, "a") as file:
         file.write(encoded(line))
         file.flush()
         os.fsync(file.fileno())

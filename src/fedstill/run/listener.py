@@ -17,6 +17,9 @@ __all__ = ["Listener", "Listeners"]
 class Listener:
     """Is told what happens in a run; the command line draws it, a tracker records it."""
 
+    def preparing(self) -> None:
+        """A run is about to begin: its data is read."""
+
     def started(self, task: Task, rounds_done: int) -> None:
         """A run begins, or goes on after ``rounds_done`` rounds."""
 
@@ -44,6 +47,10 @@ class Listeners(Listener):
 
     def __init__(self, listeners: Sequence[Listener]):
         self.listeners = listeners
+
+    def preparing(self) -> None:
+        for listener in self.listeners:
+            listener.preparing()
 
     def started(self, task: Task, rounds_done: int) -> None:
         for listener in self.listeners:

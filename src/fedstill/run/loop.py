@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -24,29 +23,14 @@ from fedstill.run.checkpoint import save_checkpoint
 from fedstill.run.clients import client_records
 from fedstill.run.confusion import write_confusion
 from fedstill.run.folder import begin, folder_lock, keep_ensemble, write_generator, write_models, write_samples
-from fedstill.run.history import Dropped, Line, Summary
+from fedstill.run.history import Dropped, Line
 from fedstill.run.judging import delivered, settle
 from fedstill.run.listener import Listener, Listeners
+from fedstill.run.result import Result
 from fedstill.run.screening import screened
 from fedstill.task import Task
 
 __all__ = ["Result", "drive", "run", "sample_clients"]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run leaves: its folder, its history and summary, and the server's last state."""
-
-    folder: Path
-    history: list[Line]
-    summary: Summary
-    server: Server
-    task: Task
-
-    @property
-    def accuracy(self) -> float | None:
-        """The final accuracy; None where nothing was evaluated."""
-        return self.summary["final_accuracy"]
 
 
 def sample_clients(ids: Sequence[str], count: int, seed: int, round: int) -> list[str]:
@@ -63,6 +47,7 @@ def sample_clients(ids: Sequence[str], count: int, seed: int, round: int) -> lis
 
 def run(config: Config, out: Path, *, resume: bool = False, listeners: Sequence[Listener] = ()) -> Result:
     """Run a configuration to its end and write its folder; with ``resume`` go on from the last checkpoint there."""
+    Listeners(listeners).preparing()
     try:
         if config.engine.name == "flower-simulation":
             from fedstill.run.federation import run_simulation  # optional: needs Flower
@@ -158,7 +143,7 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
     found = records.summary(config.algorithm["name"], config.seed, history, config.evaluation.targets)
     atomic_write(out / "summary.json", to_json(found) + "\n")
     told.finished(found)
-    return Result(out, history, found, server, task)
+    return Result(out, history, found, server, task, algorithm)
 
 
 Heard = dict[str, list[tuple[float, int]]]  # by domain: clients' own accuracies, each on so many samples

@@ -156,6 +156,8 @@ class RosterTask(Task):
     nodes measure on their own test data.
     """
 
+    measurable = False
+
     def __init__(self, config: Config, sites: Sequence[Site]):
         if config.data.poison is not None:
             raise FedstillError("data.poison is for experiments on one machine; nodes that bring their own data are not poisoned")
@@ -221,6 +223,11 @@ class RosterTask(Task):
     def kind(self) -> str:
         """What the nodes' inputs are."""
         return next(iter(self.sites.values())).kind
+
+    @property
+    def _rows(self) -> None:
+        """None: how a node's rows became inputs is its own affair."""
+        return
 
     @cached_property
     def clients(self) -> dict[str, ClientInfo]:

@@ -16,14 +16,16 @@ from torch import Tensor
 from fedstill.config.tables import Config
 from fedstill.core.errors import FedstillError
 from fedstill.core.streams import numpy_stream
+from fedstill.data.inputs import Preprocessing
 from fedstill.data.loading import load_domains
 from fedstill.data.partition import partition
 from fedstill.data.reading import Reading
+from fedstill.data.rows import Rows
 from fedstill.data.samples import Domain, Samples, hold_out
 from fedstill.data.shifts import flip_labels, shift_labels
 from fedstill.data.sources import FILES
 from fedstill.data.text import TextOptions
-from fedstill.models.text import encoder_folder
+from fedstill.models.text import encoder_folder, is_encoder
 from fedstill.models.trunk import Top, is_cut
 from fedstill.task.networks import Networks
 from fedstill.task.trunks import through_trunk
@@ -67,6 +69,8 @@ class Task:
     >>> list(task.clients), task.shape
     (['optdigits-0', 'optdigits-1'], (1, 8, 8))
     """
+
+    measurable = True  # whether the clients' data is here, so that a step of their training can be tried out
 
     def __init__(self, config: Config):
         self.config = config
@@ -140,7 +144,7 @@ class Task:
         """How the data is read; text becomes token ids in an encoder's own way, where one is named."""
         data, model = self.config.data, self.config.model
         named = (*model.clients, model.name or "", model.student or "")
-        encoder = next((name for name in named if name.startswith(("hf:", "text:"))), None)
+        encoder = next((name for name in named if is_encoder(name)), None)
         if encoder is None:
             return data
         text = (data.text or TextOptions()).model_copy(update={"tokenizer": f"hf:{encoder_folder(encoder)}"})
@@ -201,6 +205,17 @@ class Task:
     def kind(self) -> str:
         """What the inputs are: ``image``, ``text`` or ``vector``."""
         return kind_of(self._first)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """How others' images, texts and rows become inputs like those that were learned from."""
+        data, kind = self._reading, self.kind
+        text = (data.text or TextOptions()) if kind == "text" else None
+        return Preprocessing(tuple(self.raw_shape), text, self._rows, data.range, data.label if kind == "vector" else None)
+
+    @property
+    def _rows(self) -> Rows | None:
+        return self._first.rows
 
     @cached_property
     def dealt(self) -> list[str]:

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from fedstill.cli.holdings import who_holds_what
+from fedstill.run.holdings import who_holds_what
 
 
 def shown(holdings, classes):

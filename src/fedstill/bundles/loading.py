@@ -1,0 +1,188 @@
+"""``fedstill.load``: the model of any run, fused model or bundle, ready for use. The one place that opens them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from pydantic import ValidationError
+
+from fedstill.bundles.bundle import About, Architecture, as_described, build_network, read_bundle
+from fedstill.bundles.folder import FACTS, WEIGHTS, FusedFolder, read_fused
+from fedstill.config.trees import read
+from fedstill.core.errors import FedstillError, first_line, unknown
+from fedstill.core.message import State
+from fedstill.data.inputs import Preprocessing
+from fedstill.data.rows import Rows
+from fedstill.data.text import TextOptions
+from fedstill.fusion.merges.matching import resized
+from fedstill.models import build
+from fedstill.models.classifier import Classifier
+from fedstill.models.files import read_state
+from fedstill.models.network import Network
+from fedstill.models.text import encoder_folder, is_encoder
+from fedstill.run.history import read_history, sound_summary
+
+__all__ = ["load"]
+
+Found = tuple[Network, About, dict[str, Any]]  # the network, what it is, and where it comes from
+
+
+def load(path: str | Path, *, model: str | None = None, trust_code: bool = False, device: str = "cpu") -> Classifier:
+    """The model of a run's folder, of a fused model's, of a bundle or of a file of weights that one of them holds.
+
+    What comes back has ``predict(images)``, ``classes`` and ``network`` (in eval mode). A run that leaves several models needs
+    ``model``, the name of one. A model that holds or names code of its own is opened only with ``trust_code``. Whatever was
+    damaged after it was written is refused.
+
+    >>> import tempfile, fedstill
+    >>> small = ["rounds=1", "algorithm.name=fedavg", "data.limit=60", "data.test_limit=20"]
+    >>> folder = fedstill.run("demo", tempfile.mkdtemp(), settings=small).folder
+    >>> found = load(folder)
+    >>> import torch
+    >>> found.classes[:3], found.shape, len(found.predict(torch.zeros(4, 28, 28, 3, dtype=torch.uint8)))
+    (('0', '1', '2'), (3, 28, 28), 4)
+    """
+    place = Path(path)
+    if place.is_dir():
+        network, about, origin = _from_folder(place, model, trust_code)
+    elif not place.exists():
+        raise FedstillError(f"no such file or folder: {place}")
+    elif place.suffix != ".safetensors":
+        network, about, origin = _from_bundle(place, trust_code)
+    elif place.name == WEIGHTS and (place.parent / FACTS).exists():
+        network, about, origin = _from_fused(read_fused(place.parent), trust_code)
+    else:
+        network, about, origin = _from_file(place, trust_code)
+    made = origin.pop("made", None) or Preprocessing(tuple(about.shape))
+    return Classifier(network.to(device), tuple(about.classes), made, {**origin, "about": about})
+
+
+def _from_folder(folder: Path, model: str | None, trust_code: bool) -> Found:
+    if (folder / FACTS).exists():
+        return _from_fused(read_fused(folder), trust_code)
+    several = {file.stem: file for file in sorted((folder / "models").glob("*.safetensors"))}
+    if model is not None and model not in several:
+        raise unknown("model of this run", model, several) if several else FedstillError(f"{folder} has no models by name")
+    if several and model is None and not (folder / WEIGHTS).exists():
+        raise FedstillError(f"{folder} has {len(several)} models: say which (model): {', '.join(several)}")
+    file = several[model] if model is not None else folder / WEIGHTS
+    if not file.exists():
+        begun = (folder / "history.jsonl").exists()
+        why = "its run has not ended, or leaves no model" if begun else "it is no folder of a run or of a fused model"
+        raise FedstillError(f"{folder} has no {WEIGHTS}: {why}")
+    return _from_file(file, trust_code, _of_run(folder))
+
+
+def _from_bundle(path: Path, trust_code: bool) -> Found:
+    bundle = read_bundle(path)
+    return bundle.network(trust_code), bundle.about, {"kind": "bundle", "name": bundle.name, "digest": bundle.digest}
+
+
+def _from_fused(fused: FusedFolder, trust_code: bool) -> Found:
+    _check_code(fused.about, str(fused.folder), trust_code)
+    scores = {f["who"]: f["accuracy"] for f in fused.facts.get("figures", []) if f.get("kind") == "student"}
+    accuracies = scores.get("student", {})
+    return (
+        fused.network(),
+        fused.about,
+        {"kind": "fused", "name": fused.folder.name, "digest": fused.digest, "domains": accuracies},
+    )
+
+
+def _from_file(path: Path, trust_code: bool, origin: Mapping[str, Any] | None = None) -> Found:
+    try:
+        state, said = read_state(path)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise FedstillError(f"{path} cannot be read: {first_line(error)}") from error
+    if not {"model", "classes", "shape"} <= said.keys():
+        raise FedstillError(
+            f"{path} does not say which network it holds: it was not written by a run; `fedstill pack` can take it"
+        )
+    beside = path.parent if path.parent.name != "models" else path.parent.parent
+    if "options" not in said:  # as older files have it, where the configuration knows the rest
+        said = {**_of_config(beside), **said}
+    try:
+        about = About(
+            name=str((origin or {}).get("name", path.stem)),
+            model=Architecture(name=said["model"], norm=said.get("norm", "batch"), options=said.get("options", {})),
+            classes=said["classes"],
+            shape=said["shape"],
+            mean=said.get("mean", 0.5),
+            std=said.get("std", 0.5),
+        )
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise FedstillError(f"{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+    _check_code(about, str(path), trust_code)
+    network = _built(about, state, str(path))
+    if len(about.shape) != 3:
+        network.input_shape = None
+    return network, about, {**(origin or {"kind": "weights", "name": path.stem}), "made": _preprocessing(about, said, path)}
+
+
+def _preprocessing(about: About, said: Mapping[str, Any], path: Path) -> Preprocessing:
+    """How inputs are made for it, as its file says."""
+    text, rows, limits, label = (said.get(key) for key in ("text", "rows", "range", "label"))
+    assert about.model is not None
+    if text is not None and is_encoder(about.model.name):
+        text = {**text, "tokenizer": f"hf:{encoder_folder(about.model.name)}"}
+    try:
+        options = TextOptions.model_validate(text) if text is not None else None
+        return Preprocessing(
+            tuple(about.shape),
+            options,
+            Rows.from_json(rows) if rows is not None else None,
+            (float(limits[0]), float(limits[1])) if limits is not None else None,
+            str(label) if label is not None else None,
+        )
+    except (TypeError, ValueError, LookupError) as error:
+        raise FedstillError(f"{path}: how its inputs are made cannot be read: {first_line(error)}") from error
+
+
+def _built(about: About, state: State, whose: str) -> Network:
+    """The network of a run. FedMA's is of its architecture's kind, and of another width."""
+    assert about.model is not None
+    try:
+        return build_network(about, state, whose)
+    except FedstillError as error:
+        try:
+            plain = build(
+                about.model.name, classes=len(about.classes), shape=about.shape, norm=about.model.norm, **about.model.options
+            )
+            return as_described(resized(plain, state), about).eval()
+        except (FedstillError, LookupError, RuntimeError, TypeError, ValueError, AttributeError):
+            raise error from None
+
+
+def _check_code(about: About, whose: str, trust_code: bool) -> None:
+    if about.code is not None and not trust_code and not (about.model is not None and is_encoder(about.model.name)):
+        raise FedstillError(f"{whose} is {about.code}: opening it runs code; allow that with trust_code if you trust its origin")
+
+
+def _of_run(folder: Path) -> dict[str, Any]:
+    """What a run's folder says of its model: the system, the rounds and the accuracies."""
+    file = folder / "summary.json"
+    found = (sound_summary(file.read_text(encoding="utf-8", errors="replace")) if file.exists() else None) or {}
+    scored = [line for line in read_history(folder / "history.jsonl") if line.get("accuracy") is not None]
+    return {
+        "kind": "run",
+        "name": folder.resolve().name,
+        "algorithm": found.get("algorithm"),
+        "rounds": found.get("rounds"),
+        "seed": found.get("seed"),
+        "accuracy": found.get("final_accuracy"),
+        "domains": scored[-1].get("domains", {}) if scored else {},
+    }
+
+
+def _of_config(folder: Path) -> dict[str, Any]:
+    """How a run's configuration builds and feeds its network."""
+    if not (folder / "config.toml").exists():
+        return {}
+    tree = read(folder / "config.toml")
+    model, data = tree.get("model", {}), tree.get("data", {})
+    found = {"norm": model.get("norm"), "options": model.get("options"), "mean": data.get("mean"), "std": data.get("std")}
+    return {key: value for key, value in {**found, "text": data.get("text")}.items() if value is not None}

@@ -1,0 +1,30 @@
+"""Markdown whose words come from others: names of bundles, sites and classes are shown as they are and never interpreted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+__all__ = ["plain", "table"]
+
+
+def plain(text: object, longest: int = 200) -> str:
+    """Somebody's words as Markdown that shows them and does nothing else.
+
+    >>> print(plain("site|<b>*a*</b>" + chr(10) + "# owned [x](y)"))
+    site\\|&lt;b&gt;\\*a\\*&lt;/b&gt; \\# owned \\[x\\](y)
+    """
+    words = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    words = words if len(words) <= longest else words[: longest - 3] + "..."
+    words = words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_{}\[\]#|~])", r"\\\1", words)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """The lines of a table; cells are somebody's words.
+
+    >>> table(["who", "n"], [["a|b", 3]])
+    ['| who | n |', '|---|---|', '| a\\\\|b | 3 |']
+    """
+    body = ["| " + " | ".join(plain(cell) for cell in row) + " |" for row in rows]
+    return ["| " + " | ".join(map(plain, head)) + " |", "|---" * len(head) + "|", *body]

@@ -1,0 +1,151 @@
+"""``fedstill predict``, ``evaluate`` and ``export``: what one has trained, used."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedstill.core.console import console, megabytes, remark
+from fedstill.core.errors import FedstillError
+
+if TYPE_CHECKING:  # slow: brings torch
+    from fedstill.models.classifier import Classifier
+    from fedstill.models.confusion import Confusion
+
+__all__ = ["evaluate", "export", "predict"]
+
+MOST_SHOWN = 20  # classes of a matrix on the console
+
+Folder = Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a run or a fused model, or a bundle.")]
+Model = Annotated[str | None, typer.Option(help="Which model, where a run leaves several.")]
+TrustCode = Annotated[bool, typer.Option("--trust-code", help="Open a model that holds or names a program. This runs its code.")]
+
+
+def predict(
+    folder: Folder,
+    inputs: Annotated[
+        list[str],
+        typer.Argument(metavar="INPUT...", help="Images or folders of them; a table of rows; texts, or - for lines."),
+    ],
+    model: Model = None,
+    out: Annotated[Path | None, typer.Option(help="Write a CSV file instead of lines.")] = None,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="All classes, not only the likeliest.")] = False,
+    trust_code: TrustCode = False,
+) -> None:
+    """Say the class of images, texts or rows, a line each: what it is, the class, and how likely."""
+    from fedstill.bundles.loading import load  # slow: brings torch
+
+    found = load(folder, model=model, trust_code=trust_code)
+    names, given = _asked(found, inputs)
+    shares = found.predict(given, probabilities=True)
+    names = names or [f"row {number}" for number in range(1, len(shares) + 1)]
+    said = [(found.classes[int(row.argmax())], float(row.max())) for row in shares]
+    if out is not None:
+        head = ["input", "class", "probability", *(found.classes if probabilities else ())]
+        rows = [
+            [name, word, f"{share:.6g}", *([f"{p:.6g}" for p in row.tolist()] if probabilities else [])]
+            for name, (word, share), row in zip(names, said, shares, strict=True)
+        ]
+        _write_csv(out, head, rows)
+        console.print(f"written to {out}", soft_wrap=True)
+        return
+    for name, (word, share), row in zip(names, said, shares, strict=True):
+        more = "  " + ", ".join(f"{c} {p:.3f}" for c, p in zip(found.classes, row.tolist(), strict=True)) if probabilities else ""
+        remark(f"{name}  {word}  {share:.3f}{more}")
+
+
+def _asked(found: Classifier, inputs: list[str]) -> tuple[list[str], Any]:
+    """What the inputs are called, and the inputs; no names where they are rows."""
+    from fedstill.data.inputs import image_files  # slow: brings torch
+
+    kind = found.preprocessing.kind
+    if kind == "image":
+        files = image_files(inputs)
+        return [str(file) for file in files], files
+    if kind == "text":
+        texts = [line.rstrip("\n") for text in inputs for line in (sys.stdin if text == "-" else [text])]
+        return [text if len(text) <= 60 else text[:57] + "..." for text in texts], texts
+    if len(inputs) != 1:
+        raise FedstillError("the model takes rows: give one table, such as rows.csv")
+    return [], Path(inputs[0])
+
+
+def _write_csv(path: Path, head: list[str], rows: list[list[str]]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "w", newline="") as file:
+            csv.writer(file).writerows([head, *rows])
+    except OSError as error:
+        raise FedstillError(f"cannot write {path}: {error.strerror}") from error
+
+
+def evaluate(
+    folder: Folder,
+    data: Annotated[
+        list[str],
+        typer.Argument(metavar="DATA...", help="Labelled data: a folder (one a class), a table, embedded:NAME."),
+    ],
+    model: Model = None,
+    label: Annotated[str | None, typer.Option(help="The column of a table that holds the classes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all figures as JSON.")] = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Say how good a model is on labelled data: accuracy, figures by class, and what is taken for what."""
+    # slow: they bring torch
+    from fedstill.bundles.loading import load
+    from fedstill.core.files import atomic_write
+
+    found = load(folder, model=model, trust_code=trust_code)
+    figures = {}
+    for source in data:
+        one = figures[source] = found.evaluate(source, label=label)
+        _show(source, one)
+    if out is not None:
+        atomic_write(out, json.dumps({source: one.to_json() for source, one in figures.items()}, indent=2) + "\n")
+        console.print(f"written to {out}", soft_wrap=True)
+
+
+def _show(source: str, found: Confusion) -> None:
+    accuracy = f"{100 * found.accuracy:.1f} %" if found.accuracy is not None else "-"
+    remark(f"{source}: accuracy {accuracy} of {found.samples:,} samples")
+    by_class = Table("class", *("samples", "precision %", "recall %", "F1 %"))
+    for row in found.rows():
+        by_class.add_row(*row)
+    console.print(by_class)
+    if len(found.classes) > MOST_SHOWN:
+        for truth, taken, count in found.worst[:MOST_SHOWN]:
+            remark(f"{truth} taken for {taken}: {count}")
+        return
+    matrix = Table("is \\ taken for", *found.classes)
+    for name, row in zip(found.classes, found.matrix.tolist(), strict=True):
+        matrix.add_row(name, *(str(count) if count else "." for count in row))
+    console.print(matrix)
+
+
+def export(
+    folder: Folder,
+    out: Annotated[Path | None, typer.Option(help="The folder to write (MODEL/export).")] = None,
+    model: Model = None,
+    onnx: Annotated[bool | None, typer.Option("--onnx/--no-onnx", help="Write model.onnx (where onnx is installed).")] = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Write a model for those who have no fedstill: model.pt2 for PyTorch, model.onnx, and a card that shows their use."""
+    # slow: they bring torch
+    from fedstill.bundles.export import export as export_model
+    from fedstill.bundles.loading import load
+
+    installed = find_spec("onnx") is not None and find_spec("onnxscript") is not None
+    target = out or (folder / "export" if folder.is_dir() else folder.with_name(f"{folder.stem}-export"))
+    export_model(load(folder, model=model, trust_code=trust_code), target, onnx=installed if onnx is None else onnx)
+    for file in sorted(target.iterdir()):
+        console.print(f"{file.name}  {megabytes(file.stat().st_size)}")
+    if onnx is None and not installed:
+        console.print("no model.onnx: pip install 'fedstill[onnx]'")
+    console.print(f"written to {target}", soft_wrap=True)
