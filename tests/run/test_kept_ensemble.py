@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedstill.bundles.export import program_bytes
+from fedstill.bundles.loading import load
 from fedstill.core.errors import FedstillError
 from fedstill.fusion.kept import INDEX, read_ensemble
 from fedstill.models.predict import accuracy
@@ -69,3 +72,14 @@ def test_a_system_without_teachers_says_so_before_anything_runs(tiny: Any, tmp_p
     with pytest.raises(FedstillError, match="fedavg has no ensemble"):
         kept(tiny, tmp_path, {"name": "fedavg"})
     assert not (tmp_path / "run" / "history.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["fedrad", "fedd3a", "feddf"])  # a vote, weights by projection, equal ones
+def test_it_is_loaded_like_any_model_and_exported_as_one_program(tiny: Any, tmp_path: Path, name: str) -> None:
+    result = kept(tiny, tmp_path, {"name": name, **FAST})
+    found = load(tmp_path / "run", model="ensemble")
+    images = next(iter(result.task.tests.values())).x[:7]
+    assert load(tmp_path / "run" / "ensemble").predict(images) == found.predict(images)
+    file = io.BytesIO(program_bytes(found))
+    program = torch.export.load(file).module()
+    assert torch.allclose(program(images).softmax(1), found.predict(images, probabilities=True), atol=1e-4)

@@ -28,6 +28,7 @@ from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.files import atomic_write
 from fedstill.core.scratch import Scratch
 from fedstill.core.version import __version__
+from fedstill.fusion.kept import Ensemble
 from fedstill.models.classifier import Classifier
 
 __all__ = ["ABOUT", "PROGRAM", "Served", "about_of", "check_onnx", "export", "onnx_bytes", "onnx_of", "program_bytes"]
@@ -53,6 +54,8 @@ class Served(nn.Module):
     def __init__(self, model: Classifier) -> None:
         super().__init__()
         network, made = model.network, model.preprocessing
+        if isinstance(network, Ensemble) and not network.alike:
+            raise FedstillError("teachers that take different inputs cannot be written as one program")
         self.network, self.kind, self.missing = network, made.kind, list[int]()
         if made.kind == "image":
             means, stds = (torch.as_tensor(value, dtype=torch.float64).reshape(-1, 1, 1) for value in (network.mean, network.std))
@@ -236,7 +239,8 @@ def _title(model: Classifier, network: str) -> str:
         rounds = said.get("rounds")
         length = f" in {rounds} round{'' if rounds == 1 else 's'}" if rounds else ""
         return f"A {plain(network)} trained by {plain(said['algorithm'])}{length}"
-    whose = {"fused": "A fused", "bundle": f"{plain(said.get('name', 'A site'))}: a"}.get(str(said.get("kind")), "A")
+    site = f"{plain(said.get('name', 'A site'))}: a"
+    whose = {"fused": "A fused", "ensemble": "An", "bundle": site}.get(str(said.get("kind")), "A")
     return f"{whose} {plain(network)}"
 
 

@@ -17,6 +17,7 @@ from fedstill.core.message import State
 from fedstill.data.inputs import Preprocessing
 from fedstill.data.rows import Rows
 from fedstill.data.text import TextOptions
+from fedstill.fusion.kept import INDEX, read_ensemble
 from fedstill.fusion.merges.matching import resized
 from fedstill.models import build
 from fedstill.models.classifier import Classifier
@@ -27,6 +28,7 @@ from fedstill.run.history import read_history, sound_summary
 
 __all__ = ["load"]
 
+ENSEMBLE = "ensemble"  # where a run and a fused model keep theirs, and the name by which it is asked for
 Found = tuple[Network, About, dict[str, Any]]  # the network, what it is, and where it comes from
 
 
@@ -34,8 +36,8 @@ def load(path: str | Path, *, model: str | None = None, trust_code: bool = False
     """The model of a run's folder, of a fused model's, of a bundle or of a file of weights that one of them holds.
 
     What comes back has ``predict(images)``, ``classes`` and ``network`` (in eval mode). A run that leaves several models needs
-    ``model``, the name of one. A model that holds or names code of its own is opened only with ``trust_code``. Whatever was
-    damaged after it was written is refused.
+    ``model``, the name of one; ``model="ensemble"`` is the ensemble that was kept (``run --keep-ensemble``). A model that holds
+    or names code of its own is opened only with ``trust_code``. Whatever was damaged after it was written is refused.
 
     >>> import tempfile, fedstill
     >>> small = ["rounds=1", "algorithm.name=fedavg", "data.limit=60", "data.test_limit=20"]
@@ -61,6 +63,10 @@ def load(path: str | Path, *, model: str | None = None, trust_code: bool = False
 
 
 def _from_folder(folder: Path, model: str | None, trust_code: bool) -> Found:
+    if (folder / INDEX).exists():
+        return _from_ensemble(folder, {})
+    if model == ENSEMBLE and (folder / ENSEMBLE / INDEX).exists():
+        return _from_ensemble(folder / ENSEMBLE, _of_run(folder) if (folder / "history.jsonl").exists() else {})
     if (folder / FACTS).exists():
         return _from_fused(read_fused(folder), trust_code)
     several = {file.stem: file for file in sorted((folder / "models").glob("*.safetensors"))}
@@ -74,6 +80,19 @@ def _from_folder(folder: Path, model: str | None, trust_code: bool) -> Found:
         why = "its run has not ended, or leaves no model" if begun else "it is no folder of a run or of a fused model"
         raise FedstillError(f"{folder} has no {WEIGHTS}: {why}")
     return _from_file(file, trust_code, _of_run(folder))
+
+
+def _from_ensemble(folder: Path, origin: Mapping[str, Any]) -> Found:
+    network, said = read_ensemble(folder)
+    about = About(
+        name=str(origin.get("name", folder.resolve().name)),
+        model=Architecture(name=f"ensemble of {len(network.members)}"),
+        classes=said["classes"],
+        shape=said["shape"],
+        mean=said["mean"],
+        std=said["std"],
+    )
+    return network, about, {**origin, "kind": "ensemble", "made": _preprocessing(about, said, folder)}
 
 
 def _from_bundle(path: Path, trust_code: bool) -> Found:

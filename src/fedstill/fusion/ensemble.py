@@ -216,6 +216,10 @@ def _voted(
     known_by: Tensor | None,
 ) -> Table:
     """A vote needs every teacher's word on a sample at once."""
+    if torch.compiler.is_exporting() and known_by is None:  # a program has all teachers in memory
+        networks = [teacher.load() for teacher in teachers]
+        ballot = weighting.vote(torch.stack([apply(network, network, samples) for network in networks]) / temperature)
+        return Table(ballot.targets, ballot.weights, ballot.sample_weight)
     spooling = spooled_logits(
         teachers, samples, predict=weighting.predict, batch_size=batch_size, progress=progress, known_by=known_by
     )

@@ -102,6 +102,10 @@ class Ensemble(Network):
         self.speakers = speakers
         self.classes = self.feature_dim = len(speakers.classes)
         self.head = nn.Identity()
+        first = members[0]
+        if all((one.mean, one.std, one.input_shape) == (first.mean, first.std, first.input_shape) for one in members):
+            self.mean, self.std, self.input_shape = first.mean, first.std, first.input_shape
+        self.alike = self.input_shape == first.input_shape  # one input for all, which a program outside of fedstill needs
 
     def normalise(self, x: Tensor) -> Tensor:
         """Inputs pass as they are: every member makes them its own."""

@@ -19,6 +19,8 @@ def apply(function: Callable[[Tensor], Tensor], network: Network, samples: Sampl
     """``function`` of every sample's normalised input, in eval mode and without gradients, as one tensor."""
     device = next(network.parameters()).device
     normalise = network.normalise
+    if torch.compiler.is_exporting():  # a program takes any number of samples at once
+        return function(normalise(samples.x))
     was_training = network.training
     network.eval()
     with torch.inference_mode():

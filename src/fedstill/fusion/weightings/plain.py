@@ -23,7 +23,7 @@ class Uniform(Ready):
 
     def weights(self, samples: Samples) -> Tensor:
         """1/K everywhere."""
-        return torch.full((1, 1), 1 / self.teachers).expand(len(samples), self.teachers)
+        return torch.full((1, 1), 1 / self.teachers).expand(samples.x.shape[0], self.teachers)
 
 
 @weighting("random", summary="softmax of noise, new for each sample (FedD3A, Table 1)", options=Part)
@@ -51,4 +51,4 @@ class Examples(Ready):
 
     def weights(self, samples: Samples) -> Tensor:
         """The same row for every sample."""
-        return self.shares.expand(len(samples), len(self.shares))
+        return self.shares.expand(samples.x.shape[0], len(self.shares))

@@ -33,13 +33,14 @@ def proximity(z: Tensor, matrices: Sequence[Mapping[str, Tensor]]) -> Tensor:
     for first in range(0, len(matrices), STACK):
         group = [{name: t.to(z.device, z.dtype) for name, t in sent.items()} for sent in matrices[first : first + STACK]]
         joined = torch.cat([sent["matrix"] for sent in group], 1) if all("matrix" in sent for sent in group) else None
-        columns.append(torch.cat([_cosines(rows, group, joined) for rows in z.split(ROWS)]))
+        pieces = (z,) if torch.compiler.is_exporting() else z.split(ROWS)
+        columns.append(torch.cat([_cosines(rows, group, joined) for rows in pieces]))
     return torch.cat(columns, 1)
 
 
 def _cosines(z: Tensor, group: Sequence[Mapping[str, Tensor]], joined: Tensor | None) -> Tensor:
     if joined is not None:
-        pz = (z @ joined).view(len(z), len(group), -1)  # every client of the group in one product: (n, d) @ (d, k d)
+        pz = (z @ joined).view(-1, len(group), z.shape[1])  # every client of the group in one product: (n, d) @ (d, k d)
     else:
         pz = torch.stack([project(z, sent) for sent in group], 1)
     across = torch.einsum("nd,nkd->nk", z, pz)
@@ -84,7 +85,8 @@ class _Projected(Ready):
         if self.reference is None and (self.task is None or self.server is None):
             raise FedstillError("projection weights need the model that the clients extracted their features with")
         keys = [self._backbone(reply) for reply in self.replies]
-        found: Tensor | None = None
+        columns: list[Tensor] = []
+        order: list[int] = []
         for key in dict.fromkeys(keys):
             network = self._network(key)
             z = apply(network.features, network, samples)
@@ -94,11 +96,10 @@ class _Projected(Ready):
                 wrong = fault(matrix, z.shape[1])
                 if wrong is not None:
                     raise FedstillError(f"{self.replies[k].client}: the projection does not fit the backbone's features: {wrong}")
-            if found is None:
-                found = z.new_empty(len(z), len(self.replies))
-            found[:, mine] = proximity(z, sent)
-        assert found is not None, "an ensemble needs a teacher"
-        return found
+            columns.append(proximity(z, sent))
+            order += mine
+        assert columns, "an ensemble needs a teacher"
+        return torch.cat(columns, 1)[:, torch.tensor(order).argsort()]
 
     def _backbone(self, reply: Reply) -> str:
         """Which backbone a client's features are of."""
