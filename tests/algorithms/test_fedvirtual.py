@@ -10,13 +10,13 @@ import torch
 
 from fedstill.algorithm import Reply
 from fedstill.algorithms import create
-from fedstill.algorithms.fedvirtual import own_table
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
 from fedstill.data.samples import Samples
 from fedstill.fusion.sources.statistics import Virtual, draw_virtual
 from fedstill.fusion.teacher import Teacher
-from fedstill.local.reports.statistics import Statistics, described
+from fedstill.fusion.virtual import own_table
+from fedstill.local.reports.statistics import Statistics, described, site_statistics
 from fedstill.models import build
 from fedstill.run.loop import run
 from fedstill.task import Task
@@ -116,6 +116,15 @@ def test_a_reply_with_absurd_statistics_is_dropped(tiny: Any) -> None:
     server = algorithm.start()
     message = Message.of(model=server.models["resnet8"], samples=10)
     assert "no counts" in (algorithm.screen(server, "mnist-0", message) or "")
+
+
+def test_statistics_of_another_trunk_are_dropped(tiny: Any) -> None:
+    here, there = (Task(tiny(**settings(), seed=seed)) for seed in (0, 1))
+    algorithm = create(here)
+    for task, reason in ((here, None), (there, "its statistics are of another trunk")):
+        part = site_statistics(task.networks.get("resnet8"), here.data_of("mnist-0"), Statistics(min_samples=2))
+        message = Message.of(model=algorithm.start().models["resnet8"], statistics=part, samples=10)
+        assert algorithm.screen(algorithm.start(), "mnist-0", message) == reason
 
 
 def test_what_does_not_go_together_is_refused(tiny: Any) -> None:

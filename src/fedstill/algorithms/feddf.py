@@ -240,8 +240,13 @@ class FedDF(Algorithm[FedDFT]):
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """A reply without a usable report is dropped."""
         if "statistics" in self.described:
+            network = self.task.networks.get(self.task.clients[client].prototype)
             problem = statistics_fault(
-                message.group("statistics"), self.feature_width(client), len(self.task.classes), self.task.clients[client].samples
+                message.group("statistics"),
+                self.feature_width(client),
+                len(self.task.classes),
+                self.task.clients[client].samples,
+                network.digest if isinstance(network, Top) else None,
             )
             if problem is not None:
                 return problem

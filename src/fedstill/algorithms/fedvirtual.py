@@ -9,27 +9,23 @@ average as FedDF's does. Sites share a frozen backbone (``model.train``), under 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
-
-import torch
-from torch.nn import functional as F
 
 from fedstill.algorithm import Reply, Round, Server, algorithm
 from fedstill.algorithms.feddf import FedDF, FedDFOptions
 from fedstill.core.errors import FedstillError
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.distillation.transfer import learn, note_ceiling, note_weights
-from fedstill.fusion.ensemble import Space, Table, ensemble_table
+from fedstill.fusion.ensemble import Space, ensemble_table
 from fedstill.fusion.sources import Source
-from fedstill.fusion.sources.statistics import Virtual, draw_virtual, note_statistics
+from fedstill.fusion.sources.statistics import draw_virtual, note_statistics
 from fedstill.fusion.teacher import Teacher
-from fedstill.models.network import Network
-from fedstill.models.predict import predict_logits
+from fedstill.fusion.virtual import own_table
 from fedstill.task import Task
 from fedstill.training.options import Optimizer
 
-__all__ = ["FedVirtual", "FedVirtualOptions", "own_table"]
+__all__ = ["FedVirtual", "FedVirtualOptions"]
 
 
 class FedVirtualOptions(FedDFOptions):
@@ -103,23 +99,3 @@ class FedVirtual(FedDF[FedVirtualOptions]):
         note_ceiling(self.task, merged, teachers, weighting, distillation, round, options.ensemble)
         round.offer(merged, models)
         return Server({**merged, **models}, server.parts, server.values)
-
-
-def own_table(
-    view: Callable[[Network], Network],
-    teachers: Sequence[Teacher],
-    virtual: Virtual,
-    classes: int,
-    *,
-    by_label: bool = False,
-) -> Table:
-    """Each site's word on its own features, or the classes that they were drawn for where they were drawn for one; teachers
-    stream by, one in memory."""
-    weights = F.one_hot(virtual.origin, len(teachers)).float()
-    told = virtual.labels >= 0 if by_label else torch.zeros(len(virtual.labels), dtype=torch.bool)
-    targets = F.one_hot(virtual.labels.clamp_min(0), classes).float()
-    for k, teacher in enumerate(teachers):
-        mine = torch.nonzero((virtual.origin == k) & ~told).flatten()
-        if len(mine):
-            targets[mine] = predict_logits(view(teacher.load()), virtual.samples.take(mine)).softmax(1).cpu()
-    return Table(targets, weights)

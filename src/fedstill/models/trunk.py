@@ -6,13 +6,16 @@ the trunk's outputs as inputs, so they can be computed once and kept; from raw s
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedstill.core.digests import digest
 from fedstill.core.errors import FedstillError
 
 from .network import Network
@@ -80,6 +83,17 @@ class Top(Network):
         """The frozen tensors, by their names in the whole network."""
         own = self.state_dict().keys()
         return {name: tensor for name, tensor in self.whole.state_dict().items() if name not in own}
+
+    @cached_property
+    def digest(self) -> str:
+        """The fingerprint of the trunk: its weights, where it is cut, and how it normalises its inputs. It never changes.
+
+        >>> from fedstill.models import build
+        >>> tops = [Top(build("mlp", classes=3, shape=(1, 2, 2), seed=seed, head=head), 1) for seed, head in [(0, []), (0, [4]), (1, [])]]
+        >>> tops[0].digest == tops[1].digest != tops[2].digest
+        True
+        """
+        return digest(self.trunk_state, json.dumps([self.cut, self.whole.mean, self.whole.std]))
 
     def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of what the trunk makes of one sample of ``shape``."""

@@ -15,7 +15,7 @@ from fedstill.data.cache import cache_folder, cached, forget
 from fedstill.data.samples import Domain, Samples
 from fedstill.models.trunk import Top
 
-__all__ = ["fingerprint", "through_trunk"]
+__all__ = ["Progress", "fingerprint", "through_trunk", "trunk_outputs"]
 
 Progress = Callable[[str, int, int], None]
 PIECE = 64  # samples between two reports of progress
@@ -25,11 +25,7 @@ def through_trunk(domains: Mapping[str, Domain], top: Top | None, progress: Prog
     """The domains with the trunk's outputs in place of raw samples; as they are without a trunk."""
     if top is None:
         return dict(domains)
-    trunk = fingerprint(*(tensor for _, tensor in sorted(top.trunk_state.items())))
-    about = json.dumps([trunk, top.cut, top.whole.mean, top.whole.std])
-
-    def kept(name: str, samples: Samples) -> Samples:
-        return Samples(_outputs(top, about, name, samples.x, progress), samples.y) if len(samples) else samples
+    kept = trunk_outputs(top, progress)
 
     return {
         name: replace(
@@ -40,6 +36,18 @@ def through_trunk(domains: Mapping[str, Domain], top: Top | None, progress: Prog
         )
         for name, domain in domains.items()
     }
+
+
+def trunk_outputs(top: Top, progress: Progress = lambda what, done, of: None) -> Callable[[str, Samples], Samples]:
+    """A function from samples, and what they are called, to the trunk's outputs with the same labels."""
+    trunk = fingerprint(*(tensor for _, tensor in sorted(top.trunk_state.items())))
+    size = top.whole.input_shape  # where images are resized first, other sizes are other outputs
+    about = json.dumps([trunk, top.cut, top.whole.mean, top.whole.std, *([size] if size is not None else [])])
+
+    def kept(name: str, samples: Samples) -> Samples:
+        return Samples(_outputs(top, about, name, samples.x, progress), samples.y) if len(samples) else samples
+
+    return kept
 
 
 def _outputs(top: Top, about: str, name: str, x: Tensor, progress: Progress) -> Tensor:

@@ -26,7 +26,7 @@ from fedstill.models.network import Network
 from fedstill.models.predict import apply
 from fedstill.models.trunk import Top
 
-__all__ = ["Gaussians", "Statistics", "described", "features_of", "statistics_fault"]
+__all__ = ["Gaussians", "Statistics", "described", "features_of", "site_statistics", "statistics_fault"]
 
 
 class Statistics(Part):
@@ -146,38 +146,60 @@ def reported_statistics(message: Message, client: Client, options: Mapping[str, 
     """The client's Gaussians under the weights as received."""
     wanted = Statistics.model_validate(dict(options))
     network = client.task.networks.load(client.prototype, message.group("model"))
-    features = features_of(network, client.data)
-    found = described(features, client.data.y, wanted)
-    if not wanted.coverage or not len(found.counts):
-        return found.state()
-    rng = client.rng("coverage")
-    drawn, _ = found.draw(min(len(features), MOST), rng)
-    return {**found.state(), "coverage": torch.tensor(covered(features, drawn, rng))}
+    return site_statistics(network, client.data, wanted, client.rng("coverage"))
 
 
-def statistics_fault(part: Mapping[str, Tensor], width: int, classes: int, samples: int) -> str | None:
-    """Why a client's statistics cannot be used, or None: shapes, signs, absurd counts.
+def site_statistics(network: Network, samples: Samples, options: Statistics, rng: torch.Generator | None = None) -> State:
+    """What a site tells of its features: the Gaussians, on a frozen trunk which trunk they are of, and with ``rng`` how well draws
+    cover the features, where that is wanted."""
+    features = features_of(network, samples)
+    found = described(features, samples.y, options)
+    state = found.state()
+    if isinstance(network, Top):
+        state["trunk"] = _mark(network.digest)
+    if rng is not None and options.coverage and len(found.counts):
+        drawn, _ = found.draw(min(len(features), MOST), rng)
+        state["coverage"] = torch.tensor(covered(features, drawn, rng))
+    return state
+
+
+def _mark(digest: str) -> Tensor:
+    return torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
+
+
+def statistics_fault(
+    part: Mapping[str, Tensor], width: int, classes: int, samples: int | None, trunk: str | None = None
+) -> str | None:
+    """Why a client's statistics cannot be used, or None: another trunk than the one of this digest, shapes, signs, absurd counts
+    (where it is known how many ``samples`` there are).
 
     >>> good = described(torch.rand(20, 3), torch.arange(20) % 2, Statistics()).state()
     >>> statistics_fault(good, 3, 2, 20), statistics_fault(good, 4, 2, 20)
     (None, 'its statistics are of features of width 3, expected 4')
     """
-    try:
-        given = Gaussians.of(part)
-    except KeyError as error:
-        return f"its statistics have no {error.args[0]}"
-    groups = len(given.counts)
-    if given.counts.ndim != 1 or given.counts.is_floating_point() or groups == 0:
+    missing = [name for name in ("counts", "labels", "means", "variances", "factors", "floor") if name not in part]
+    if missing:
+        return f"its statistics have no {missing[0]}"
+    if trunk is not None and not ("trunk" in part and torch.equal(part["trunk"].cpu(), _mark(trunk))):
+        return "its statistics are of another trunk"
+    if part["floor"].numel() != 1 or part["means"].ndim != 2:
+        return "its statistics have shapes that do not fit each other"
+    given = Gaussians.of(part)
+    if given.counts.ndim != 1 or given.counts.dtype != torch.int64 or given.labels.dtype != torch.int64 or len(given.counts) == 0:
         return "its statistics describe nothing"
-    if given.means.ndim != 2 or given.means.shape[1] != width:
-        return f"its statistics are of features of width {given.means.shape[-1]}, expected {width}"
+    groups, numbers = len(given.counts), (given.means, given.variances, given.factors)
+    if given.means.shape[1] != width:
+        return f"its statistics are of features of width {given.means.shape[1]}, expected {width}"
     alike = given.means.shape == given.variances.shape == (groups, width) and given.labels.shape == (groups,)
     if not alike or given.factors.ndim != 3 or (given.factors.shape[0], given.factors.shape[2]) != (groups, width):
         return "its statistics have shapes that do not fit each other"
+    if not all(part.is_floating_point() and bool(torch.isfinite(part).all()) for part in numbers):
+        return "its statistics are not finite numbers"
     if bool((given.variances < 0).any()):
         return "its statistics have negative variances"
-    if bool((given.counts <= 0).any()) or int(given.counts.sum()) > samples:
-        return f"its statistics count {int(given.counts.sum())} samples, and it has {samples}"
+    total = sum(given.counts.tolist())  # Python's numbers do not overflow
+    if bool((given.counts <= 0).any()) or total > (samples if samples is not None else 2**53):
+        return f"its statistics count {total} samples, and it has {'fewer' if samples is None else samples}"
     if bool((given.labels < -1).any()) or bool((given.labels >= classes).any()):
         return "its statistics name classes that there are not"
     told = part.get("coverage", torch.tensor(0.0))
