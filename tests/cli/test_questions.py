@@ -90,5 +90,6 @@ def test_completion_is_quick(tmp_path: Path) -> None:
 def test_what_is_told_without_importing_is_what_there_is() -> None:
     assert {name for name in ALGORITHMS.names() if ALGORITHMS.origin(name) == "fedstill"} == set(completion.SYSTEMS)
     assert fuse.FuseOptions().distillation.steps == fuse_command.STEPS
+    assert fuse.FuseOptions().draws == fuse_command.DRAWS
     assert pack.DESCRIPTIONS == pack_command.DESCRIPTIONS
     assert pack.LR == pack_command.LR

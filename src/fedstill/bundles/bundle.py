@@ -27,8 +27,11 @@ from fedstill.core.message import Message, State, clone
 from fedstill.core.options import Part, Positive
 from fedstill.core.version import __version__
 from fedstill.fusion.screening import not_finite
-from fedstill.models import build, names
+from fedstill.local.reports.statistics import Statistics, statistics_fault
+from fedstill.models import build, load_weights, names
 from fedstill.models.network import Network
+from fedstill.models.pretrained import PRETRAINED, find_weights
+from fedstill.models.trunk import Top, cut_of, is_cut
 
 __all__ = [
     "FORMAT",
@@ -36,10 +39,12 @@ __all__ = [
     "Architecture",
     "Bundle",
     "Subspace",
+    "Trunk",
     "as_described",
     "build_network",
     "read_bundle",
     "scale_fault",
+    "top_of",
     "write_bundle",
 ]
 
@@ -93,6 +98,28 @@ class Subspace(Part):
     """The fingerprint of its weights, without the head."""
 
 
+class Trunk(Part):
+    """The frozen part of a network, which was not trained at the site."""
+
+    train: str
+    """What was trained above it: ``head``, or ``last:N``."""
+
+    digest: str
+    """The fingerprint of its weights, its cut and its normalisation."""
+
+    shape: Annotated[list[Positive], Field(min_length=1, max_length=3)]
+    """The shape of what it makes of one image."""
+
+    weights: str | None = None
+    """The packaged weights that it has, such as ``imagenet``; it is then not in the bundle."""
+
+    @model_validator(mode="after")
+    def _cut(self) -> Trunk:
+        if not is_cut(self.train):
+            raise ValueError("a network that was trained whole has no frozen trunk")
+        return self
+
+
 class About(Part):
     """What a bundle says of itself besides its tensors."""
 
@@ -135,6 +162,12 @@ class About(Part):
     discriminator: str | None = None
     """What the discriminator was taught to tell the site's images from, where there is one."""
 
+    trunk: Trunk | None = None
+    """The frozen trunk, where only what is above one was trained."""
+
+    statistics: Statistics | None = None
+    """How the site's features under the trunk are described, where they are."""
+
     based_on: str | None = None
     """The digest of the fused model that training went on from."""
 
@@ -142,6 +175,10 @@ class About(Part):
     def _whole(self) -> About:
         if (self.model is None) == (self.program is None):
             raise ValueError("a bundle has either an architecture or a program")
+        if self.trunk is not None and self.model is None:
+            raise ValueError("a program has no frozen trunk")
+        if self.statistics is not None and self.trunk is None:
+            raise ValueError("statistics are of a frozen trunk's outputs, and there is none")
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("a class is named twice")
         if self.label_counts is not None and len(self.label_counts) != len(self.classes):
@@ -190,8 +227,11 @@ class Bundle:
 
     @property
     def state(self) -> State:
-        """The weights, by the names of the network's tensors."""
-        return self.tensors().group("model")
+        """The weights, by the names of the network's tensors; with those of a packaged trunk, which is not in the file."""
+        trunk, given = self.about.trunk, self.tensors().group("model")
+        if trunk is None or trunk.weights is None:
+            return given
+        return build_network(self.about, given, self.path.name).state_dict()
 
     def network(self, trust_code: bool = False) -> Network:
         """The site's network, ready to speak about images of any size."""
@@ -205,7 +245,7 @@ class Bundle:
             body = open_program(stored.numpy().tobytes(), self.about.program, self.path.name)
             program = Program(body, self.path.name, tuple(self.about.shape), len(self.about.classes))
             return as_described(program, self.about).eval()
-        return build_network(self.about, self.state, self.path.name)
+        return build_network(self.about, self.tensors().group("model"), self.path.name)
 
     def reply(self) -> Reply:
         """The bundle as a client's answer, which is what weightings look at."""
@@ -222,12 +262,34 @@ def build_network(about: About, state: Mapping[str, Tensor], whose: str) -> Netw
     try:
         network = build(name, classes=len(about.classes), shape=about.shape, norm=about.model.norm, **options)
         _check_sizes(network.state_dict(), state)
-        missing = network.load_state_dict(dict(state), strict=False)
+        trunk = _packaged_trunk(network, about, state, whose)
+        missing = network.load_state_dict({**trunk, **state}, strict=False)
     except (RuntimeError, TypeError, ValueError) as error:
         raise FedstillError(f"{whose}: the weights do not fit '{name}': {first_line(error)}") from error
     for key in (*missing.missing_keys, *missing.unexpected_keys):
         raise FedstillError(f"{whose}: '{name}' {'needs' if key in missing.missing_keys else 'has no'} tensor '{key}'")
-    return as_described(network, about).eval()
+    as_described(network, about)
+    if about.trunk is not None and top_of(network, about.trunk).digest != about.trunk.digest:
+        raise FedstillError(f"{whose}: its trunk is not the one that it was trained on: other weights of '{name}', or damaged")
+    return network.eval()
+
+
+def _packaged_trunk(network: Network, about: About, state: Mapping[str, Tensor], whose: str) -> State:
+    """The tensors of a trunk that is not in the file because everybody has it."""
+    trunk, name = about.trunk, about.model.name if about.model is not None else ""
+    if trunk is None or trunk.weights is None or network.state_dict().keys() <= state.keys():
+        return {}
+    if trunk.weights not in PRETRAINED.get(name, {}):  # a bundle names no files
+        raise FedstillError(f"{whose}: stands on weights '{trunk.weights}' of '{name}', which this fedstill does not know")
+    found = find_weights(name, trunk.weights)
+    assert found is not None
+    load_weights(network, found[0])
+    return clone(top_of(network, trunk).trunk_state)
+
+
+def top_of(network: Network, trunk: Trunk) -> Top:
+    """What was trained of a network, which stands on its frozen trunk."""
+    return Top(network, cut_of(network, trunk.train))
 
 
 def _check_sizes(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
@@ -243,7 +305,8 @@ def as_described(network: Network, about: About) -> Network:
 
 
 def write_bundle(path: Path, about: About, **parts: Mapping[str, Tensor]) -> Bundle:
-    """Write a bundle, whole or not at all; ``parts`` are groups of tensors: model or program, projection, discriminator."""
+    """Write a bundle, whole or not at all; ``parts`` are groups of tensors: model or program, projection, discriminator,
+    statistics."""
     message = Message.of(**{name: clone(part) for name, part in parts.items() if part})
     _check_finite(path, message)
     said = json.dumps(about.model_dump(mode="json", exclude_none=True), sort_keys=True)
@@ -277,6 +340,11 @@ def read_bundle(path: str | Path) -> Bundle:
     if ("program" if about.program else "model") not in groups:
         raise FedstillError(f"{path}: the bundle says more than it holds: there is no model in it")
     _check_finite(path, message)
+    if about.statistics is not None and about.trunk is not None:
+        width, part = math.prod(about.trunk.shape), message.group("statistics")
+        wrong = statistics_fault(part, width, len(about.classes), about.samples, about.trunk.digest)
+        if wrong is not None:
+            raise FedstillError(f"{path}: {wrong}")
     return Bundle(path, about, mark, groups)
 
 

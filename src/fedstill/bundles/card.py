@@ -117,7 +117,8 @@ def _command(fused: Fused) -> str:
     model = fused.about.model.name if fused.about is not None and fused.about.model is not None else type(fused.student).__name__
     settings = fused.settings
     chosen = ["--student", model, "--weighting", settings["weighting"], "--ensemble", settings["ensemble"]]
-    return shlex.join(["fedstill", "fuse", *files, "--unlabelled", "IMAGES", *chosen, "--seed", str(settings["seed"])])
+    images = [] if "targets" in settings else ["--unlabelled", "IMAGES"]
+    return shlex.join(["fedstill", "fuse", *files, *images, *chosen, "--seed", str(settings["seed"])])
 
 
 def _number(value: float) -> float | None:
@@ -146,8 +147,8 @@ def model_card(fused: Fused, facts: dict[str, Any], onnx: bool = False) -> str:
     name = about.model.name if about is not None and about.model is not None else type(fused.student).__name__
     lines = [f"# A {plain(name)} fused from {len(fused.teachers)} models", ""]
     lines += [
-        f"Made by fedstill {__version__}: the ensemble of the models below was distilled into one on {fused.settings['pool']} "
-        "unlabelled samples. No training data was used.",
+        f"Made by fedstill {__version__}: the models below were distilled into one on {_pool_words(fused.settings)}. "
+        "No training data was used.",
         "",
         "## What was fused",
         "",
@@ -191,6 +192,16 @@ def model_card(fused: Fused, facts: dict[str, Any], onnx: bool = False) -> str:
     else:
         lines += [f"The weights are those of your own `{name}`: `load_state_dict(safetensors.torch.load_file('{WEIGHTS}'))`."]
     return "\n".join(lines) + "\n"
+
+
+def _pool_words(settings: dict[str, Any]) -> str:
+    if "targets" not in settings:
+        return f"{settings['pool']} unlabelled samples"
+    said = {"own": "its own site's model", "label": "the class that it was drawn for", "ensemble": "the ensemble"}
+    return (
+        f"{settings['pool']} features that were drawn from the sites' statistics under their common frozen trunk; what each is "
+        f"was said by {said[settings['targets']]}. No images were used"
+    )
 
 
 def _onnx(fused: Fused) -> bytes:

@@ -11,27 +11,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedstill.bundles.bundle import About, Architecture, Bundle, Subspace, as_described, scale_fault, write_bundle
+from fedstill.bundles.bundle import (
+    About,
+    Architecture,
+    Bundle,
+    Subspace,
+    Trunk,
+    as_described,
+    scale_fault,
+    write_bundle,
+)
 from fedstill.bundles.folder import FusedFolder, read_fused
 from fedstill.bundles.images import Images, load_images, relabelled
 from fedstill.bundles.programs import Program, open_program, program_kind
-from fedstill.bundles.reference import DEFAULT, load_reference, reference_id
+from fedstill.bundles.reference import default_reference, load_reference, reference_features, reference_id
 from fedstill.core.errors import FedstillError, unknown
 from fedstill.core.message import State
+from fedstill.core.options import validated
 from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
 from fedstill.local.reports.discriminator import DISTORTIONS, discriminator_for, distorted
 from fedstill.local.reports.projection import Projection, subspace
+from fedstill.local.reports.statistics import Statistics, site_statistics
 from fedstill.models import build, load_weights
 from fedstill.models.network import Network
-from fedstill.models.predict import accuracy, apply
+from fedstill.models.predict import accuracy
+from fedstill.models.pretrained import find_weights
+from fedstill.models.trunk import Top, cut_of, is_cut
+from fedstill.task.trunks import Progress, trunk_outputs
 from fedstill.training.fit import fit
 from fedstill.training.options import Local, Optimizer
 
-__all__ = ["DESCRIPTIONS", "Packed", "pack"]
+__all__ = ["DESCRIPTIONS", "HEAD_EPOCHS", "Packed", "pack"]
 
 DESCRIPTIONS = ("projection", "discriminator")
 LR = 0.01
+HEAD_EPOCHS = 20  # of what stands on a frozen trunk, where none are asked for
 
 
 @dataclass(frozen=True)
@@ -60,26 +75,36 @@ def pack(
     channels: int | None = None,
     norm: str = "batch",
     options: Mapping[str, Any] | None = None,
-    mean: float | Sequence[float] = 0.5,
-    std: float | Sequence[float] = 0.5,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    train: str | None = None,
+    statistics: bool | Mapping[str, Any] = False,
     name: str | None = None,
     counts: bool = True,
-    describe: Sequence[str] = ("projection",),
+    describe: Sequence[str] | None = None,
     reference: str | None = None,
     against: str | Path | None = None,
-    epochs: int = 0,
+    epochs: int | None = None,
     lr: float = LR,
     batch_size: int = 64,
     seed: int = 0,
+    progress: Progress = lambda what, done, of: None,
 ) -> Packed:
     """Write the bundle ``out``.
 
     The network is ``model`` (a name for :func:`fedstill.models.build`) with ``weights``, or a ``program`` (TorchScript or
     ``torch.export``), or goes on from the fused folder ``base``. ``epochs`` of training on the labelled ``data`` come first where
-    they are asked for; a model without weights needs some. Without ``data``, ``classes`` and ``image_size`` say what the network
-    knows and takes. ``counts=False`` leaves out how many samples there are. ``describe`` is what the bundle tells of the domain:
-    a "projection" (FedD3A) under the ``reference`` backbone, a "discriminator" (DaFKD) that learns to tell the site's images from
-    those of ``against``, or nothing.
+    they are asked for; a model without weights needs some. By default they are 20 above a frozen trunk, and 1 from a fused model.
+    Without ``data``, ``classes`` and ``image_size`` say what the network knows and takes. ``counts=False`` leaves out how many
+    samples there are. ``describe`` is what the bundle tells of the domain: a "projection" (FedD3A) under the ``reference``
+    backbone, a "discriminator" (DaFKD) that learns to tell the site's images from those of ``against``, or nothing; the
+    projection by default, unless there are statistics.
+
+    ``train`` is what is trained here: "all", or above a frozen trunk "head" or "last:N"; the trunk's outputs are computed once
+    and kept. ``weights`` may name packaged ones, such as "imagenet"; they bring their ``mean`` and ``std`` (0.5 otherwise), and
+    where they are the frozen trunk they are not in the bundle. ``statistics`` (true, or options of
+    :class:`~fedstill.local.reports.statistics.Statistics`) puts in what the site's features look like under the trunk, by class:
+    with these, bundles are fused without any images.
 
     >>> import tempfile
     >>> packed = pack(Path(tempfile.mkdtemp()) / "a.fed", model="mlp", data="embedded:optdigits", epochs=1, lr=0.1)
@@ -89,6 +114,8 @@ def pack(
     out = Path(out)
     if out.is_dir():
         raise FedstillError(f"{out} is a folder; give a file to write to, such as {out / 'site.fed'}")
+    if describe is None:
+        describe = () if statistics else ("projection",)
     for wanted in describe:
         if wanted not in DESCRIPTIONS:
             raise unknown("description of a domain", wanted, DESCRIPTIONS)
@@ -98,29 +125,88 @@ def pack(
         raise FedstillError(f"give one of a model, a program and the folder of a fused model to go on from{both}")
     if not (math.isfinite(lr) and lr > 0):
         raise FedstillError(f"the rate of training (lr) is a number above zero, not {lr}")
+    wanted_statistics = _wanted(statistics, counts)
     fused = read_fused(base) if base is not None else None
     if fused is not None:
         image_size, channels = fused.about.shape[1], fused.about.shape[0]
     images = load_images(data, image_size=image_size, channels=channels, seed=seed) if data is not None else None
     about = _about(images, fused, classes, image_size, channels, mean, std, name or out.stem)
+    train = train or (fused.about.trunk.train if fused is not None and fused.about.trunk is not None else "all")
+    frozen = is_cut(train)
+    packaged = str(weights) if weights is not None and model is not None and find_weights(model, str(weights)) else None
+    if epochs is None:
+        epochs = HEAD_EPOCHS if frozen and (packaged or fused is not None) else int(fused is not None and data is not None)
     samples = _labelled(images, about, epochs)
+    own = samples if samples is not None or images is None else images.samples
+    speaker: Network
     if program is not None:
+        if frozen:
+            raise FedstillError("a program cannot be cut into a frozen trunk and a head: leave out what is trained (train)")
         about, parts, network = _program(Path(program), about, epochs)
+        speaker = network
     else:
-        about, network = _network(about, fused, model, weights, norm, dict(options or {}), seed, epochs)
-        if epochs and samples is not None:
+        new_head = frozen and bool(epochs)
+        about, network = _network(about, fused, model, weights, packaged, norm, dict(options or {}), seed, epochs, new_head)
+        about = about.model_copy(update=_scales(network, mean, std, fused))
+        speaker = as_described(network, about)
+        if frozen:
+            about, speaker = _on_trunk(about, network, train, packaged)
+            own = trunk_outputs(speaker, progress)(about.name, own) if own is not None else None
+        elif about.trunk is not None:
+            about = about.model_copy(update={"trunk": None})
+            network.requires_grad_(True)
+        if epochs and own is not None:
             local = Local(epochs=epochs, batch_size=batch_size, optimizer=Optimizer(name="sgd", lr=lr, momentum=0.9))
-            fit(network, samples, local, rng=stream(seed, "pack", "fit"))
-        parts = {"model": network.state_dict()}
-    if images is not None:
-        spec = reference or (str(base) if base is not None else DEFAULT)
-        about, more = _described(about, network, images, describe, spec, against, seed)
+            fit(speaker, own, local, rng=stream(seed, "pack", "fit"))
+        slim = about.trunk is not None and about.trunk.weights is not None
+        parts = {"model": (speaker if slim else network).state_dict()}
+    if wanted_statistics is not None:
+        if own is None or not isinstance(speaker, Top):
+            raise FedstillError("statistics are of the data's features under a frozen trunk: give data, and train = 'head'")
+        parts["statistics"] = site_statistics(speaker, own, wanted_statistics)
+        if not len(parts["statistics"]["counts"]):
+            raise FedstillError(f"nothing can be described: no class has {wanted_statistics.min_samples} images (min_samples)")
+        about = about.model_copy(update={"statistics": wanted_statistics})
+    if images is not None and own is not None:
+        spec = reference or (str(base) if base is not None else default_reference(about.shape))
+        about, more = _described(about, speaker, images, own, describe, spec, against, seed, progress)
         parts = {**parts, **more}
         if counts:
             labels = samples.counts(len(about.classes)).tolist() if samples is not None else None
             about = about.model_copy(update={"samples": len(images.samples), "label_counts": labels})
-    found = accuracy(network, samples) if samples is not None else None
+    found = accuracy(speaker, own) if samples is not None and own is not None else None
     return Packed(write_bundle(out, about, **parts), found)
+
+
+def _wanted(statistics: bool | Mapping[str, Any], counts: bool) -> Statistics | None:
+    """The options of the statistics that were asked for."""
+    if statistics is False:
+        return None
+    if not counts:
+        raise FedstillError("statistics say how many images of each class there are: leave them out, or the wish for no counts")
+    return validated(Statistics, {} if statistics is True else statistics, "statistics")
+
+
+def _scales(
+    network: Network,
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
+    fused: FusedFolder | None,
+) -> dict[str, Any]:
+    """The normalisation where none was asked for: what the weights were trained with, or the fused model's."""
+    if fused is not None:
+        return {}
+    missing = (("mean", mean, network.mean), ("std", std, network.std))
+    return {name: _scale(brought) for name, asked, brought in missing if asked is None}
+
+
+def _on_trunk(about: About, network: Network, train: str, packaged: str | None) -> tuple[About, Top]:
+    """What is trained of the network, and what the bundle says of the trunk below it."""
+    top = Top(network, cut_of(network, train))
+    before = about.trunk  # of the fused model that training goes on from
+    kept = before.weights if before is not None and before.digest == top.digest else None
+    trunk = Trunk(train=train, digest=top.digest, shape=list(top.output_shape(tuple(about.shape))), weights=packaged or kept)
+    return about.model_copy(update={"trunk": trunk}), top
 
 
 def _about(
@@ -129,15 +215,17 @@ def _about(
     classes: Sequence[str],
     image_size: int | None,
     channels: int | None,
-    mean: float | Sequence[float],
-    std: float | Sequence[float],
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
     name: str,
 ) -> About:
     """What is known before the network is: classes, size, normalisation. The architecture is filled in later."""
+    mean, std = 0.5 if mean is None else mean, 0.5 if std is None else std
     if fused is not None:
         if classes:
             raise FedstillError("the classes of a model that goes on from a fused one are the fused one's: name none")
-        return fused.about.model_copy(update={"name": name, "based_on": fused.digest, "samples": None, "label_counts": None})
+        told = {"name": name, "based_on": fused.digest, "samples": None, "label_counts": None, "statistics": None}
+        return fused.about.model_copy(update=told)
     known = list(classes) or list(images.classes if images is not None else ())
     if not known:
         raise FedstillError("the classes are not known: name them (classes), or give data with one folder a class")
@@ -179,25 +267,28 @@ def _network(
     fused: FusedFolder | None,
     model: str | None,
     weights: str | Path | None,
+    packaged: str | None,
     norm: str,
     options: dict[str, Any],
     seed: int,
     epochs: int,
+    new_head: bool,
 ) -> tuple[About, Network]:
     if fused is not None:
         return about, fused.network()
     assert model is not None
+    if packaged is not None and not epochs:
+        raise FedstillError(f"the weights '{packaged}' of {model} know other classes: train here, for some epochs on data")
     if weights is None and not epochs:
         raise FedstillError("a model needs its trained weights, or epochs to be trained here")
     if weights is not None and program_kind(weights) is not None:
         raise FedstillError(
             f"'{weights}' is a program, not weights: hand it over as the program, instead of a model and its weights"
         )
-    network = build(model, classes=len(about.classes), shape=about.shape, norm=norm, seed=seed, **options)
-    if weights is not None:
-        load_weights(network, weights, whole=True)
-    described = about.model_copy(update={"model": Architecture(name=model, norm=norm, options=options)})
-    return described, as_described(network, described)
+    network = build(model, classes=len(about.classes), shape=about.shape, norm=norm, seed=seed, weights=packaged, **options)
+    if weights is not None and packaged is None:
+        load_weights(network, weights, whole=not new_head)
+    return about.model_copy(update={"model": Architecture(name=model, norm=norm, options=options)}), network
 
 
 def _program(path: Path, about: About, epochs: int) -> tuple[About, dict[str, State], Network]:
@@ -218,26 +309,30 @@ def _described(
     about: About,
     network: Network,
     images: Images,
+    own: Samples,
     describe: Sequence[str],
     reference: str,
     against: str | Path | None,
     seed: int,
+    progress: Progress,
 ) -> tuple[About, dict[str, State]]:
+    """What the bundle tells of the domain; ``own`` are the images as the network takes them: themselves, or a trunk's outputs."""
     parts: dict[str, State] = {}
     update: dict[str, Subspace | str | None] = {"subspace": None, "discriminator": None}
     if "projection" in describe:
         backbone = load_reference(reference)
         order = torch.randperm(len(images.samples), generator=stream(seed, "pack", "projection"))
-        parts["projection"] = subspace(apply(backbone.features, backbone, images.samples.take(order)), Projection())
+        features = reference_features(reference, backbone, images.samples, about.name, progress)
+        parts["projection"] = subspace(features(order), Projection())
         update["subspace"] = reference_id(reference, backbone)
     if "discriminator" in describe:
         if against is not None:
             channels, height, _ = about.shape
             others, told = load_images(against, image_size=height, channels=channels, seed=seed), "images of "
-            parts["discriminator"] = discriminator_for(network, images.samples, others.samples)
+            parts["discriminator"] = discriminator_for(network, own, others.samples)
             update["discriminator"] = told + others.name
         else:
             distortions = distorted(images.samples, stream(seed, "pack", "discriminator"))
-            parts["discriminator"] = discriminator_for(network, images.samples, distortions)
+            parts["discriminator"] = discriminator_for(network, own, distortions)
             update["discriminator"] = DISTORTIONS
     return about.model_copy(update=update), parts

@@ -1,24 +1,45 @@
 """The reference backbone: one network that all sites and the centre have, so that descriptions of domains can be compared.
 
-It is named by a built-in model, then with the weights of a fixed seed (``cnn-small``), by a built-in model and a file of
-pretrained weights (``resnet18=imagenet.safetensors``), by a bundle, or by the folder of a fused model.
+It is named by a built-in model, then with its packaged weights (``efficientnet-lite0``) or where there are none with those of a
+fixed seed (``cnn-small``), by a built-in model and a file of pretrained weights (``resnet18=imagenet.safetensors``), by a bundle,
+or by the folder of a fused model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from torch import Tensor
 
 from fedstill.bundles.bundle import Subspace, read_bundle
 from fedstill.bundles.folder import read_fused
 from fedstill.core.digests import digest
 from fedstill.core.errors import FedstillError, unknown
+from fedstill.data.samples import Samples
 from fedstill.models import build, load_weights, names
 from fedstill.models.network import Network
+from fedstill.models.predict import apply
+from fedstill.models.pretrained import PRETRAINED, installed
+from fedstill.models.trunk import Top, cut_of
+from fedstill.task.trunks import Progress, trunk_outputs
 
-__all__ = ["DEFAULT", "load_reference", "reference_id"]
+__all__ = ["DEFAULT", "PHOTOS", "default_reference", "load_reference", "reference_features", "reference_id"]
 
 DEFAULT = "cnn-small"
-SHAPE = (3, 32, 32)  # what a reference that is a built-in model looks at; images of any size are brought to it
+PHOTOS = "efficientnet-lite0"
+SMALLEST_PHOTO = 64  # pixels: digits and the like are described well by a small network, and much faster
+# what a reference that is a built-in model looks at, from scratch or pretrained; images of any size are brought to it
+SHAPE, PRETRAINED_SHAPE = (3, 32, 32), (3, 160, 160)
+
+
+def default_reference(shape: Sequence[int]) -> str:
+    """The reference where none is named: of photographs the pretrained one, where its package is installed.
+
+    >>> default_reference([1, 28, 28])
+    'cnn-small'
+    """
+    return PHOTOS if len(shape) == 3 and min(shape[1:]) >= SMALLEST_PHOTO and installed(PHOTOS, "imagenet") else DEFAULT
 
 
 def load_reference(spec: str) -> Network:
@@ -35,6 +56,11 @@ def load_reference(spec: str) -> Network:
     name, _, weights = spec.partition("=")
     if name not in names():
         raise unknown("reference (a model, MODEL=FILE, a bundle or a fused folder)", spec, names())
+    packaged = weights or next(iter(PRETRAINED.get(name, {})), "")
+    if packaged in PRETRAINED.get(name, {}):
+        network = build(name, classes=1, shape=PRETRAINED_SHAPE, seed=0, weights=packaged)
+        network.input_shape = PRETRAINED_SHAPE
+        return network.eval()
     if weights and not Path(weights).is_file():
         raise FedstillError(f"reference '{spec}': no such file of weights: {weights}")
     network = build(name, classes=1, shape=SHAPE, seed=0)
@@ -42,6 +68,16 @@ def load_reference(spec: str) -> Network:
     if weights:
         load_weights(network, weights)
     return network.eval()
+
+
+def reference_features(
+    spec: str, network: Network, samples: Samples, name: str, progress: Progress
+) -> Callable[[Tensor], Tensor]:
+    """The features of the samples at an index. A pretrained reference's are computed once and kept."""
+    if spec.partition("=")[0] not in PRETRAINED:
+        return lambda index: apply(network.features, network, samples.take(index))
+    kept = trunk_outputs(Top(network, cut_of(network, "head")), progress)(name, samples)
+    return lambda index: kept.x[index]
 
 
 def reference_id(spec: str, network: Network) -> Subspace:

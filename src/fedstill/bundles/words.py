@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedstill.bundles.bundle import Bundle
+from fedstill.bundles.bundle import Bundle, Trunk
+from fedstill.core.message import State
 
 __all__ = ["in_words"]
 
@@ -16,7 +17,7 @@ def in_words(bundle: Bundle) -> str:
         size = sum(tensor.numel() for tensor in message.group("model").values())
         norm = "" if about.model.norm == "batch" else f", norm {about.model.norm}"
         options = "".join(f", {key} = {value}" for key, value in about.model.options.items())
-        lines.append(f"  the weights of a {about.model.name}{norm}{options}: {size:,} numbers")
+        lines.append(f"  the weights of a {about.model.name}{norm}{options}{_above(about.trunk)}: {size:,} numbers")
     else:
         size = message.group("program")["bytes"].numel()
         lines.append(
@@ -38,6 +39,8 @@ def in_words(bundle: Bundle) -> str:
     if about.discriminator is not None:
         size = sum(tensor.numel() for tensor in message.group("discriminator").values())
         lines.append(f"  a discriminator of {size:,} numbers that tells the site's images from {about.discriminator}")
+    if about.statistics is not None:
+        lines.append(f"  {_statistics(message.group('statistics'))}")
     if about.based_on is not None:
         lines.append(f"  the digest of the fused model that it was trained from: {about.based_on[:16]}")
     lines.append(
@@ -53,7 +56,32 @@ def in_words(bundle: Bundle) -> str:
         lines.append("  knows in which directions the site's images vary under the reference (--describe none leaves this out)")
     if about.discriminator is not None:
         lines.append("  can ask of any image whether it looks like the site's (--describe none leaves this out)")
+    if about.statistics is not None:
+        least = int(message.group("statistics")["counts"].min())
+        lines += [
+            "  knows how many images there are of each described class, what they have in common and how they vary as the frozen",
+            "  trunk sees them; can draw made-up features like theirs, and try to tell whether an image at hand was among them:",
+            f"  the fewer images are behind a mean the better (here {least} at least; without --statistics this is left out)",
+        ]
     return "\n".join(lines)
+
+
+def _above(trunk: Trunk | None) -> str:
+    """Which part of the network was trained, where the rest is frozen."""
+    if trunk is None:
+        return ""
+    what = "head" if trunk.train == "head" else f"last {trunk.train.removeprefix('last:')} pieces and head"
+    return f" ({what} alone, above its packaged weights '{trunk.weights}')" if trunk.weights else f", whose {what} were trained"
+
+
+def _statistics(part: State) -> str:
+    """What the statistics are, in numbers."""
+    groups, rank, width = part["factors"].shape
+    kept = f"the variances along {rank} directions and what they leave over" if rank else "its variances"
+    total, size = int(part["counts"].sum()), sum(part[name].numel() for name in ("means", "variances", "factors"))
+    apart = f"{groups} classes or groups of rare ones" if bool((part["labels"] >= 0).any()) else "all images together"
+    told = f"for {apart} a count, a mean and {kept}"
+    return f"statistics of {total:,} images' features of {width:,} numbers, {told}: {size:,} numbers"
 
 
 def _code(code: str) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fedstill.cli.progress import progress
 from fedstill.config.trees import settings
 from fedstill.core.console import console
 from fedstill.core.errors import FedstillError
@@ -20,17 +18,18 @@ if TYPE_CHECKING:  # slow: brings torch
 
 __all__ = ["fuse"]
 
-STEPS = 2000  # fuse's own default, told without importing it (a test compares them)
+STEPS, DRAWS = 2000, 20_000  # fuse's own defaults, told without importing it (a test compares them)
 
 
 def fuse(
     bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="What the sites packed.")],
     unlabelled: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
-            help="Images to distil on: a folder, a table, embedded:NAME; several times for several. Labels are ignored."
+            help="Images to distil on: a folder, a table, embedded:NAME; several times for several. Labels are ignored. "
+            "Not needed where all bundles carry statistics (pack --statistics)."
         ),
-    ],
+    ] = None,
     student: Annotated[str | None, typer.Option(help="The student's model; the first teacher's by default.")] = None,
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("fused"),
     weighting: Annotated[
@@ -43,6 +42,10 @@ def fuse(
     ensemble: Annotated[str, typer.Option(help="What is averaged: probabilities, logits or losses.")] = "probabilities",
     start: Annotated[str, typer.Option(help="Where the student starts: auto, average, own, or a teacher's name.")] = "auto",
     steps: Annotated[int, typer.Option(min=1, help="Steps of distillation.")] = STEPS,
+    targets: Annotated[
+        str, typer.Option(help="Without images, who says what a drawn feature is: own (its site), label or ensemble.")
+    ] = "own",
+    draws: Annotated[int, typer.Option(min=1, help="Without images, how many features are drawn.")] = DRAWS,
     image_size: Annotated[
         int | None, typer.Option(min=1, help="The student's images; the largest of the teachers' by default.")
     ] = None,
@@ -65,7 +68,8 @@ def fuse(
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, ...")] = "cpu",
     seed: Annotated[int, typer.Option(help="Of the student's weights and the order of the images.")] = 0,
 ) -> None:
-    """Fuse bundles of any architectures into one model, on unlabelled images; writes the weights, a model card and fused.json."""
+    """Fuse bundles of any architectures into one model, on unlabelled images or on features drawn from the bundles' statistics;
+    writes the weights, a model card and fused.json."""
     # slow: they bring torch
     from fedstill.bundles.export import check_onnx
     from fedstill.bundles.folder import check_target
@@ -77,14 +81,16 @@ def fuse(
         check_onnx()
     if ensemble not in get_args(Space):
         raise FedstillError(f"--ensemble takes {', '.join(get_args(Space))}, not '{ensemble}'")
-    with _progress() as progress:
+    with progress() as told:
         fused = fuse_models(
             bundles,
-            unlabelled,
+            unlabelled or None,
             student,
             weighting=weighting,
             validation=validation or None,
             ensemble=ensemble,  # type: ignore[arg-type]
+            targets=targets,  # type: ignore[arg-type]
+            draws=draws,
             distillation=settings({"steps": steps}, list(set_ or [])),
             start=start,
             norm=norm,
@@ -94,7 +100,7 @@ def fuse(
             trust_code=trust_code,
             device=device,
             seed=seed,
-            progress=progress,
+            progress=told,
         )
     fused.save(out, onnx=onnx)
     _say(fused)
@@ -122,29 +128,3 @@ def _say(fused: Fused) -> None:
     )
     if done.hurt:
         console.print("[yellow]warning:[/] the student is worse on the validation images than where it started")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on a terminal, a line a quarter elsewhere."""
-    if not console.is_terminal:
-        said: dict[str, int] = {}
-
-        def line(what: str, done: int, of: int) -> None:
-            quarter = 4 * done // max(1, of)
-            if quarter > said.get(what, 0):
-                said[what] = quarter
-                console.print(f"{what} {done}/{of}")
-
-        yield line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        tasks: dict[str, int] = {}
-
-        def bar(what: str, done: int, of: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=of)
-            bars.update(tasks[what], completed=done, total=of)  # type: ignore[arg-type]
-
-        yield bar

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedstill.cli.options import words
+from fedstill.cli.progress import progress
 from fedstill.config.trees import settings
 from fedstill.core.console import console, megabytes
 from fedstill.core.errors import FedstillError
@@ -22,7 +23,9 @@ LR = 0.01
 
 def pack(
     model: Annotated[str | None, typer.Option(help="A built-in model, torchvision:NAME or module.path:callable.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Its trained weights: .safetensors, or a .pt of a state_dict.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Its weights: .safetensors, a .pt of a state_dict, or packaged ones such as imagenet.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="The site's images: a folder (one a class), a table, embedded:NAME.")] = None,
     out: Annotated[Path | None, typer.Option(help="The bundle to write, such as site_a.fed.")] = None,
     show: Annotated[list[Path] | None, typer.Option(help="Say what is in a bundle and what it reveals, and stop.")] = None,
@@ -31,20 +34,35 @@ def pack(
     classes: Annotated[str | None, typer.Option(metavar="A,B,C", help="Class names in the order of the outputs.")] = None,
     image_size: Annotated[int | None, typer.Option(min=1, help="Height and width that the model takes.")] = None,
     channels: Annotated[int | None, typer.Option(help="1 (grey) or 3 (colour).")] = None,
-    mean: Annotated[str, typer.Option(help="Of the normalisation (x / 255 - mean) / std; one number, or one a channel.")] = "0.5",
-    std: Annotated[str, typer.Option(help="Of the normalisation; one number, or one a channel.")] = "0.5",
+    mean: Annotated[
+        str | None,
+        typer.Option(help="Of the normalisation (x / 255 - mean) / std; one number, or one a channel; 0.5 or the weights' own."),
+    ] = None,
+    std: Annotated[str | None, typer.Option(help="Of the normalisation, likewise.")] = None,
+    train: Annotated[
+        str | None, typer.Option(metavar="all|head|last:N", help="What is trained here; the rest is frozen and computed once.")
+    ] = None,
+    statistics: Annotated[
+        bool, typer.Option("--statistics", help="Describe the site's features above a frozen trunk, to fuse without images.")
+    ] = False,
     norm: Annotated[str, typer.Option(help="The model's normalisation layers: batch, group or none.")] = "batch",
     option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the model.")] = None,
     name: Annotated[str | None, typer.Option(help="What the site is called; the file's name by default.")] = None,
     counts: Annotated[bool, typer.Option("--counts/--no-counts", help="Say how many samples there are of each class.")] = True,
     describe: Annotated[
-        str, typer.Option(metavar="A,B", help=f"What is said of the domain: {', '.join(DESCRIPTIONS)}, or none.")
-    ] = "projection",
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help=f"What is said of the domain: {', '.join(DESCRIPTIONS)}, or none; projection unless --statistics.",
+        ),
+    ] = None,
     reference: Annotated[
         str | None, typer.Option(help="The backbone of the projection, the same at all sites: a model, MODEL=FILE, a bundle.")
     ] = None,
     against: Annotated[str | None, typer.Option(help="Images that are not the site's, for the discriminator.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=0, help="Train first, on the labelled data (1 with --from).")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=0, help="Train first, on the labelled data (20 above a frozen trunk, 1 with --from).")
+    ] = None,
     lr: Annotated[float, typer.Option(help="The rate of that training.")] = LR,
     batch_size: Annotated[int, typer.Option(min=1, help="Its batches.")] = 64,
     seed: Annotated[int, typer.Option(help="Of its order.")] = 0,
@@ -61,30 +79,34 @@ def pack(
         return
     if out is None:
         raise FedstillError("say where to write the bundle: --out site.fed")
-    packed = pack_bundle(
-        out,
-        model=model,
-        weights=weights,
-        program=program,
-        base=base,
-        data=data,
-        classes=words(classes or ""),
-        image_size=image_size,
-        channels=channels,
-        norm=norm,
-        options=settings({}, list(option or [])),
-        mean=numbers("--mean", mean),
-        std=numbers("--std", std),
-        name=name,
-        counts=counts,
-        describe=[word for word in words(describe) if word != "none"],
-        reference=reference,
-        against=against,
-        epochs=epochs if epochs is not None else int(base is not None),
-        lr=lr,
-        batch_size=batch_size,
-        seed=seed,
-    )
+    with progress() as told:
+        packed = pack_bundle(
+            out,
+            model=model,
+            weights=weights,
+            program=program,
+            base=base,
+            data=data,
+            classes=words(classes or ""),
+            image_size=image_size,
+            channels=channels,
+            norm=norm,
+            options=settings({}, list(option or [])),
+            mean=None if mean is None else numbers("--mean", mean),
+            std=None if std is None else numbers("--std", std),
+            train=train,
+            statistics=statistics,
+            name=name,
+            counts=counts,
+            describe=None if describe is None else [word for word in words(describe) if word != "none"],
+            reference=reference,
+            against=against,
+            epochs=epochs,
+            lr=lr,
+            batch_size=batch_size,
+            seed=seed,
+            progress=told,
+        )
     console.print(in_words(packed.bundle), soft_wrap=True, markup=False)
     if packed.accuracy is not None:
         console.print(f"The model gets {100 * packed.accuracy:.1f}% of the site's own images right (not in the bundle).")

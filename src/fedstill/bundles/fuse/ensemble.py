@@ -18,10 +18,11 @@ from fedstill.models.predict import predict_logits
 __all__ = ["check_table", "shares", "weighting_of"]
 
 
-def weighting_of(team: Team, options: FuseOptions, device: torch.device) -> Weighting:
-    """The weighting that was asked for, where the bundles say what it needs to know."""
+def weighting_of(team: Team, options: FuseOptions, device: torch.device, trunk: Network | None = None) -> Weighting:
+    """The weighting that was asked for, where the bundles say what it needs to know. A ``trunk`` that all stand on is the
+    reference as well: samples are its outputs."""
     name = options.weighting
-    backbone = _reference(team, options.reference, device) if report_of(name) == "projection" else None
+    backbone = (trunk or _reference(team, options.reference, device)) if report_of(name) == "projection" else None
     if name == "examples" and any(member.reply is None or not member.reply.samples for member in team.members):
         raise FedstillError("weighting 'examples' needs every bundle's number of samples")
     rng = stream(options.seed, "fuse", "weighting")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -59,6 +59,13 @@ class FuseOptions(Part):
 
     distillation: FuseDistillation = Field(default_factory=FuseDistillation)
     """How the student learns: options of ``fedstill.fusion.distillation.options.Distillation`` that differ from fuse's own."""
+
+    targets: Literal["own", "label", "ensemble"] = "own"
+    """Without unlabelled inputs, who says what a drawn feature is: the model of the site that it was drawn from, the class that
+    it was drawn for, or the whole ensemble."""
+
+    draws: Positive = 20_000
+    """Without unlabelled inputs, how many features are drawn from the bundles' statistics."""
 
     start: str = "auto"
     """Where the student starts: "auto" takes whichever agrees most often with the ensemble on the pool: the average of the
@@ -119,6 +126,8 @@ class FuseKeywords(TypedDict, total=False):
     weighting: str
     weighting_options: Mapping[str, Any] | None
     ensemble: Space
+    targets: Literal["own", "label", "ensemble"]
+    draws: int
     distillation: Mapping[str, Any] | None
     start: str
     classes: Sequence[str] | Mapping[str, Sequence[str]] | None

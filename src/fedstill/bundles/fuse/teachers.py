@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedstill.algorithm import Reply
-from fedstill.bundles.bundle import Bundle, read_bundle
+from fedstill.bundles.bundle import Bundle, read_bundle, top_of
 from fedstill.bundles.fuse.options import FuseOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State
@@ -58,6 +58,7 @@ class Member:
                 shape=about.shape,
                 samples=about.samples,
                 bytes=self.bundle.path.stat().st_size,
+                trunk=about.trunk.digest if about.trunk is not None else None,
             )
         return {key: value for key, value in said.items() if value is not None}
 
@@ -112,12 +113,14 @@ def opened(teachers: Sequence[Any] | Mapping[str, Any], trust_code: bool) -> lis
     return found
 
 
-def team_of(found: Sequence[Opened], shape: tuple[int, ...], options: FuseOptions, device: torch.device) -> Team:
-    """The members by name; each module is tried on inputs of ``shape``."""
+def team_of(
+    found: Sequence[Opened], shape: tuple[int, ...], options: FuseOptions, device: torch.device, on_trunk: bool = False
+) -> Team:
+    """The members by name; each module is tried on inputs of ``shape``. Those ``on_trunk`` take a frozen trunk's outputs."""
     members: dict[str, Member] = {}
     for number, (given, teacher) in enumerate(found, 1):
         if isinstance(teacher, Bundle):
-            member = _of_bundle(given or teacher.name, teacher, options.trust_code, device)
+            member = _of_bundle(given or teacher.name, teacher, options.trust_code, device, on_trunk)
         elif isinstance(teacher, nn.Module) or callable(teacher):
             member = _of_module(given or f"teacher {number}", teacher, shape, options, device)
         else:
@@ -132,11 +135,16 @@ def team_of(found: Sequence[Opened], shape: tuple[int, ...], options: FuseOption
     return team
 
 
-def _of_bundle(name: str, bundle: Bundle, trust_code: bool, device: torch.device) -> Member:
+def _of_bundle(name: str, bundle: Bundle, trust_code: bool, device: torch.device, on_trunk: bool) -> Member:
     about = bundle.about
     key = json.dumps([about.model.model_dump() if about.model else bundle.digest, about.classes, about.shape], sort_keys=True)
-    state = (lambda: bundle.state) if about.model is not None else None
-    return Member(name, lambda: bundle.network(trust_code).to(device), tuple(about.classes), key, state, bundle)
+
+    def load() -> Network:
+        network = bundle.network(trust_code).to(device)
+        return top_of(network, about.trunk) if on_trunk and about.trunk is not None else network
+
+    state = None if about.model is None else (lambda: load().state_dict()) if on_trunk else (lambda: bundle.state)
+    return Member(name, load, tuple(about.classes), key, state, bundle)
 
 
 def _of_module(

@@ -1,0 +1,38 @@
+"""How far the work is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fedstill.cli.console import console
+
+__all__ = ["progress"]
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on a terminal, a line a quarter elsewhere."""
+    if not console.is_terminal:
+        said: dict[str, int] = {}
+
+        def line(what: str, done: int, of: int) -> None:
+            quarter = 4 * done // max(1, of)
+            if quarter > said.get(what, 0):
+                said[what] = quarter
+                console.print(f"{what} {done}/{of}")
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, int] = {}
+
+        def bar(what: str, done: int, of: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=of)
+            bars.update(tasks[what], completed=done, total=of)  # type: ignore[arg-type]
+
+        yield bar
