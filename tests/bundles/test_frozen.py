@@ -13,12 +13,13 @@ from fedstill.bundles.bundle import Bundle, read_bundle, write_bundle
 from fedstill.bundles.folder import read_fused
 from fedstill.bundles.fuse import fuse
 from fedstill.bundles.pack import pack
+from fedstill.bundles.reference import PHOTOS
 from fedstill.bundles.words import in_words
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
 from fedstill.models import build
 from fedstill.models.predict import accuracy
-from fedstill.models.pretrained import PRETRAINED, Weights
+from fedstill.models.pretrained import PRETRAINED, Weights, installed
 from fedstill.models.trunk import Top
 
 from .sites import SHAPE, blobs, write_folder
@@ -149,6 +150,10 @@ def test_what_cannot_be_fused_without_images_is_one_line(tmp_path: Path, toy: Pa
         fuse([good, silent])
     with pytest.raises(FedstillError, match="other.fed stands on another trunk than good.fed"):
         fuse([good, other])
+    parts = {name: good.tensors().group(name) for name in good.parts}
+    small = write_bundle(tmp_path / "small.fed", good.about.model_copy(update={"name": "small", "shape": [1, 6, 6]}), **parts)
+    with pytest.raises(FedstillError, match=r"small.fed takes images of shape \(1, 6, 6\) and good.fed of \(1, 8, 8\)"):
+        fuse([good, small])
     with pytest.raises(FedstillError, match="a module carries no statistics"):
         fuse([torch.nn.Linear(3, 3)])
     with pytest.raises(FedstillError, match="only for a student on the bundles' trunk"):
@@ -179,4 +184,23 @@ def test_a_pool_passes_a_common_trunk_once(tmp_path: Path, toy: Path, monkeypatc
     assert sum(n for n in passed if n > 1) == 90  # single samples are to find the trunk's shape
     plain = build("mlp", classes=3, shape=SHAPE, hidden=[96], seed=0)
     each = fuse(sites, pool, plain, weighting=weighting, distillation={"steps": 1})
+    assert once.teachers == pytest.approx(each.teachers, abs=1e-4)
+
+
+@pytest.mark.skipif(not installed(PHOTOS, "imagenet"), reason="the extra fedstill[pretrained] is not installed")
+def test_photographs_are_described_under_the_pretrained_reference(tmp_path: Path) -> None:
+    """Weights by projection are the same whether the common trunk is passed once or by every teacher."""
+    settings = {"model": PHOTOS, "weights": "imagenet", "train": "head", "describe": ["projection"], "epochs": 2}
+    sites = []
+    for k in range(2):
+        data = write_folder(tmp_path / f"data-{k}", blobs([0, 1], 8, k), ["row0", "row1"])
+        sites.append(pack(tmp_path / f"s{k}.fed", data=data, image_size=160, channels=3, **settings).bundle)
+    assert [bundle.about.subspace.reference for bundle in sites if bundle.about.subspace] == [PHOTOS] * 2
+    assert sites[0].about.mean == pytest.approx(127 / 255)  # as the weights want it
+    x = torch.nn.functional.interpolate(blobs([0, 1], 6, 5).x.float(), 160).expand(-1, 3, -1, -1).to(torch.uint8)
+    once = fuse(sites, Samples(x), weighting="projection", distillation={"steps": 2})
+    plain = build("cnn-small", classes=2, shape=(3, 160, 160), seed=0)
+    each = fuse(sites, Samples(x), plain, weighting="projection", distillation={"steps": 1})
+    assert once.about is not None
+    assert once.about.trunk == sites[0].about.trunk
     assert once.teachers == pytest.approx(each.teachers, abs=1e-4)

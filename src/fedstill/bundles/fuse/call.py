@@ -72,7 +72,7 @@ def fuse(
     wanted = pool_shape((teacher for _, teacher in found if isinstance(teacher, Bundle)), chosen.image_size)
     pool = pool_of(unlabelled, wanted, chosen.limit, chosen.seed) if unlabelled is not None else None
     shape = tuple(pool.x.shape[1:]) if pool is not None else wanted or ()
-    ground = common_trunk(found, student, chosen, place, progress) if pool is None or pool.x.dtype == torch.uint8 else None
+    ground = common_trunk(found, student, shape, chosen, place, progress) if pool is None or pool.x.dtype == torch.uint8 else None
     team = team_of(found, shape, chosen, place, on_trunk=ground is not None)
     own_word: Callable[..., Table] | None = None
     if pool is None:

@@ -13,7 +13,7 @@ from torch import nn
 from fedstill.bundles.bundle import About, Bundle, Trunk, as_described, top_of
 from fedstill.bundles.fuse.options import FuseOptions
 from fedstill.bundles.fuse.teachers import Opened, Team
-from fedstill.bundles.reference import reference_id
+from fedstill.bundles.reference import load_reference, reference_id
 from fedstill.core.errors import FedstillError
 from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
@@ -49,15 +49,19 @@ class Ground:
 def common_trunk(
     found: Sequence[Opened],
     student: nn.Module | str | None,
+    shape: tuple[int, ...],
     options: FuseOptions,
     device: torch.device,
     progress: Progress,
 ) -> Ground | None:
-    """The trunk that all bundles and the student stand on; None where they do not, or where the weighting needs raw samples."""
+    """The trunk that all bundles and the student stand on, with images of one ``shape``; None where they do not, or where the
+    weighting needs raw samples."""
     bundles = [teacher for _, teacher in found if isinstance(teacher, Bundle)]
     trunks = [bundle.about.trunk for bundle in bundles]
     first = trunks[0] if len(bundles) == len(found) else None
     if first is None or any(trunk is None or trunk.digest != first.digest for trunk in trunks):
+        return None
+    if any(tuple(bundle.about.shape) != shape for bundle in bundles):
         return None
     model = bundles[0].about.model
     if isinstance(student, nn.Module) or (student is not None and model is not None and student != model.name):
@@ -66,9 +70,12 @@ def common_trunk(
         return None
     network = bundles[0].network(options.trust_code).to(device)
     if report_of(options.weighting) == "projection":
-        # features under the reference are at hand only if it is this very trunk
-        own, asked = reference_id("", network).digest, [bundle.about.subspace for bundle in bundles]
-        if first.train != "head" or any(subspace is None or subspace.digest != own for subspace in asked):
+        # features under the reference are at hand only if it is this very trunk, and looks at images of the same size
+        own, told = reference_id("", network).digest, [bundle.about.subspace for bundle in bundles]
+        if first.train != "head" or any(subspace is None or subspace.digest != own for subspace in told):
+            return None
+        spec = options.reference or (told[0].reference if told[0] is not None else "")
+        if load_reference(spec).input_shape != shape:
             return None
     top = top_of(network, first)
     return Ground(first, top, trunk_outputs(top, progress))
@@ -85,6 +92,9 @@ def check_statistics(found: Sequence[Opened]) -> None:
         assert first.about.trunk is not None
         if teacher.about.trunk.digest != first.about.trunk.digest:
             raise FedstillError(f"{teacher.path.name} stands on another trunk than {first.path.name}: give unlabelled inputs")
+        if teacher.about.shape != first.about.shape:
+            sizes = f"{tuple(teacher.about.shape)} and {first.path.name} of {tuple(first.about.shape)}"
+            raise FedstillError(f"{teacher.path.name} takes images of shape {sizes}: pack them with one --image-size")
 
 
 def drawn(ground: Ground | None, team: Team, options: FuseOptions) -> tuple[Samples, Callable[..., Table] | None]:
