@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedstill.cli.console import console
+from fedstill.core.console import console
 
 __all__ = ["progress"]
 
