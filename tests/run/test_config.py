@@ -52,6 +52,15 @@ def test_one_line_that_names_the_mistake(change, text):
     assert "\n" not in str(error.value)
 
 
+def test_a_folder_does_not_hide_a_preset_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "other").mkdir()
+    assert configuration("demo").rounds == 6
+    with pytest.raises(FedstillError, match="no such file: other"):
+        configuration("other")
+
+
 def test_the_resolved_configuration_reads_back_the_same():
     for name in presets():
         config = configuration(name)

@@ -22,7 +22,7 @@ def presets() -> dict[str, str]:
 def tree_of(name: str) -> dict[str, Any]:
     """The raw tree of a preset, or of a TOML file."""
     path = Path(name)
-    if path.suffix == ".toml" or path.exists():
+    if path.suffix == ".toml" or path.is_file() or (path.exists() and name not in presets()):
         if not path.is_file():
             raise FedstillError(f"no such file: {name}")
         return read(path)
