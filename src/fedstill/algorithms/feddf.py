@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import torch
@@ -26,7 +26,7 @@ from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.distillation.transfer import note_personal, transfer
 from fedstill.fusion.ensemble import Space
-from fedstill.fusion.kept import Speakers
+from fedstill.fusion.kept import speakers_of
 from fedstill.fusion.line import Line, pool_share
 from fedstill.fusion.merges import MergeName, make_merge
 from fedstill.fusion.sources import Source, draw, fresh_inputs, reports_for
@@ -361,26 +361,8 @@ class FedDF(Algorithm[FedDFT]):
             round.total,
         )
         if self.task.config.evaluation.keep_ensemble and round.number == round.total:
-            round.speakers = self.speakers(server, teachers, round)
+            round.speakers = speakers_of(self.task, self.options, self.settings, server, teachers, round)
         return make_weighting(self.options.weighting, context)
-
-    def speakers(self, server: Server, teachers: Sequence[Teacher], round: Round) -> Speakers:
-        """This round's ensemble, as it can be kept."""
-        networks, replies = self.task.networks, [teacher.reply for teacher in teachers if teacher.reply is not None]
-        wanted = dict.fromkeys(r.prototype if r.prototype in server.models else networks.student for r in replies)
-        backbones = {name: partial(networks.load, name, server.models[name], "backbone") for name in wanted}
-        return Speakers(
-            teachers,
-            self.options.weighting,
-            self.settings,
-            self.options.ensemble,
-            self.options.distillation.temperature,
-            self.options.distillation.direction,
-            round.number,
-            round.total,
-            self.task.classes,
-            backbones if self.report == "projection" else {},
-        )
 
     def distillation(self, round: Round) -> Distillation:
         """How the students learn in this round. A public structure gets no averaged BatchNorm statistics that could be frozen:

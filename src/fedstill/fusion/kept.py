@@ -10,26 +10,29 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fedstill.algorithm import Reply
+from fedstill.algorithm import Reply, Round, Server
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.files import atomic_write, to_json
 from fedstill.core.message import Message, State
 from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
+from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Space, ensemble_table
 from fedstill.fusion.teacher import Teacher
 from fedstill.fusion.weightings import WeightingContext, make_weighting, report_of
 from fedstill.models import build
 from fedstill.models.files import read_state, state_bytes
 from fedstill.models.network import Network
+from fedstill.task import Task
 
-__all__ = ["INDEX", "Ensemble", "Speakers", "read_ensemble", "write_ensemble"]
+__all__ = ["INDEX", "Ensemble", "Speakers", "read_ensemble", "speakers_of", "write_ensemble"]
 
 INDEX = "ensemble.json"
 
@@ -48,6 +51,35 @@ class Speakers:
     rounds: int = 1
     classes: Sequence[str] = ()
     backbones: Mapping[str, Callable[[], Network]] = field(default_factory=dict)  # that reports were made with, by prototype
+
+
+class Mixed(Protocol):
+    """The options of a system that say how its teachers are put together."""
+
+    weighting: str
+    ensemble: Space
+    distillation: Distillation
+
+
+def speakers_of(
+    task: Task, options: Mixed, settings: Mapping[str, Any], server: Server, teachers: Sequence[Teacher], round: Round
+) -> Speakers:
+    """A round's ensemble, as it can be kept."""
+    networks, replies = task.networks, [teacher.reply for teacher in teachers if teacher.reply is not None]
+    wanted = dict.fromkeys(r.prototype if r.prototype in server.models else networks.student for r in replies)
+    backbones = {name: partial(networks.load, name, server.models[name], "backbone") for name in wanted}
+    return Speakers(
+        teachers,
+        options.weighting,
+        settings,
+        options.ensemble,
+        options.distillation.temperature,
+        options.distillation.direction,
+        round.number,
+        round.total,
+        task.classes,
+        backbones if report_of(options.weighting) == "projection" else {},
+    )
 
 
 def write_ensemble(

@@ -94,7 +94,7 @@ def check_statistics(found: Sequence[Opened]) -> None:
             raise FedstillError(f"{teacher.path.name} stands on another trunk than {first.path.name}: give unlabelled inputs")
         if teacher.about.shape != first.about.shape:
             sizes = f"{tuple(teacher.about.shape)} and {first.path.name} of {tuple(first.about.shape)}"
-            raise FedstillError(f"{teacher.path.name} takes images of shape {sizes}: pack them with one --image-size")
+            raise FedstillError(f"{teacher.path.name} takes images of shape {sizes}: pack them with images of one size")
 
 
 def drawn(ground: Ground | None, team: Team, options: FuseOptions) -> tuple[Samples, Callable[..., Table] | None]:

@@ -150,8 +150,8 @@ def reported_statistics(message: Message, client: Client, options: Mapping[str, 
 
 
 def site_statistics(network: Network, samples: Samples, options: Statistics, rng: torch.Generator | None = None) -> State:
-    """What a site tells of its features: the Gaussians, on a frozen trunk which trunk they are of, and with ``rng`` how well draws
-    cover the features, where that is wanted."""
+    """What a site tells of its features: the Gaussians, on a frozen trunk which trunk they are of, and with ``rng`` how well
+    draws cover the features, where that is wanted."""
     features = features_of(network, samples)
     found = described(features, samples.y, options)
     state = found.state()
