@@ -334,7 +334,7 @@ class DaFKD(FedDF[DaFKDOptions]):
         for name, template in expected.items():
             sent = message.group(name)
             if sent and kinds(sent) != kinds(template):
-                return f"its {name} has not the shape that is expected"
+                return f"its {name} does not have the expected names and shapes"
         if self.options.secure and secure.without_key(message):
             return "no public key"
         if self.report in (None, "discriminator") or not message.group("model"):

@@ -207,7 +207,7 @@ class SHOT(Algorithm[SHOTOptions]):
         return Server(models, parts, server.values)
 
     def averages(self, models: dict[str, State], parts: dict[str, State]) -> dict[str, State]:
-        """The adapted models averaged, prototype by prototype: one model where one is asked for, and no good one."""
+        """The adapted models averaged, prototype by prototype: a single model where one is needed, but a poor one."""
         found = dict(models)
         for prototype in models:
             group = [s for name, s in parts.items() if self.task.clients[name.removeprefix("source ")].prototype == prototype]

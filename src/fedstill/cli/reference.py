@@ -22,8 +22,8 @@ from fedstill.fusion.weightings import options_kind, weightings
 __all__ = ["reference"]
 
 INTRODUCTION = """\
-The last column has the allowed values, where they are few, and what the key means. The keys of a table follow it. A key whose
-default is `null` is not set: leave it out where it is not wanted, say `--set key=` to take it away or `"null"` to unset it. What
+The last column has the allowed values, where they are few, and what the key means. The keys of a table follow it. A key
+whose default is `null` is not set: leave it out, remove it with `--set key=`, or unset it with `"null"`. What
 `data.domains`, `data.server` and `data.target` can name is in [data.md](data.md)."""
 
 # options that name a member of a common set: where the page lists the members

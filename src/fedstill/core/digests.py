@@ -13,7 +13,7 @@ __all__ = ["digest"]
 
 
 def digest(tensors: Mapping[str, Tensor], said: str = "") -> str:
-    """A fingerprint of tensors and what is said of them, in hexadecimal (SHA-256); the order of the tensors does not count.
+    """A fingerprint of tensors and their metadata, in hexadecimal (SHA-256), whatever the order of the tensors.
 
     >>> one = {"a": torch.zeros(2), "b": torch.ones(1)}
     >>> digest(one) == digest(dict(reversed(one.items()))) != digest({**one, "b": torch.zeros(1)})

@@ -244,7 +244,7 @@ def _domain(name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], 
 
 
 def _left_out(name: str, images: Sequence[str]) -> str:
-    """What is said of images that could not be decoded."""
+    """The message about images that could not be decoded."""
     more = f" and {len(images) - NAMED} more" if len(images) > NAMED else ""
     count = "1 image" if len(images) == 1 else f"{len(images)} images"
     return f"{count} of '{name}' cannot be decoded, and left out: {', '.join(images[:NAMED])}{more}"

@@ -23,7 +23,7 @@ KEY = "fedstill"
 
 
 def state_bytes(state: State, about: Mapping[str, Any]) -> bytes:
-    """The content of a file of weights. Equal weights of which the same is said are equal bytes.
+    """The content of a file of weights. Equal weights with equal metadata give equal bytes.
 
     >>> import tempfile, torch
     >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"

@@ -48,7 +48,7 @@ def smallest_batch(network: nn.Module) -> int:
 
 
 def steps_an_epoch(samples: int, local: Local, network: nn.Module) -> int:
-    """The batches of one pass; what is too small, or to be dropped, is none.
+    """The batches of one pass, without a last one that is too small or dropped.
 
     >>> [steps_an_epoch(33, Local(batch_size=32), network) for network in (nn.Linear(1, 1), nn.BatchNorm1d(1))]
     [2, 1]

@@ -17,7 +17,7 @@ class Averaging(Part):
     """Stochastic weight averaging of the student: the mean of its weights along the way."""
 
     start: Annotated[int, Field(ge=0)] = 0
-    """First step whose weights may count, a third of all steps at the latest (FedBE's 500 are a third of its 1,580)."""
+    """First step whose weights may count, a third of all steps at the latest (FedBE: 500 of 1,580)."""
 
     every: Positive | Literal["epoch"] = 25
     """Steps between weights that count; ``epoch`` takes them after every pass over the samples."""
@@ -90,7 +90,7 @@ class Distillation(Part):
     """Mix inputs and targets in pairs, in a proportion drawn from Beta(mixup, mixup) for each batch."""
 
     def under(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """As for every table; who gives steps alone means steps, also where the default is in epochs.
+        """As for every table; ``steps`` alone overrides a default in ``epochs``.
 
         >>> Distillation.model_validate(Distillation(epochs=20).under({"steps": 200})).epochs
         0

@@ -75,7 +75,7 @@ class Focus:
 def qualities(slices: Iterable[Tensor], gate: float, members: Tensor, variant: Variant = "kdcl") -> Tensor:
     """Eq. 2 for every subset in ``members`` (subsets, sources): ``Q(S) = sum_i n_p_i(S) * max p_i(S)``, in float64.
 
-    ``slices`` are predictions (sources, b, classes) of one stretch of samples after another. Nobody's quality is 0.
+    ``slices`` are predictions (sources, b, classes) of one stretch of samples after another. The empty set has quality 0.
 
     >>> q = torch.tensor([[[0.9, 0.1]], [[0.95, 0.05]]])
     >>> [round(x, 3) for x in qualities([q], 0.8, torch.tensor([[True, True], [True, False], [False, False]])).tolist()]

@@ -2,7 +2,7 @@
 
 Wang et al., Federated Learning with Matched Averaging, ICLR 2020 (FedMA), with the Beta-Bernoulli process of Yurochkin et al.,
 Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019. Hidden neurons have no order, so averaging them by
-their place mixes strangers; here every neuron of a client is assigned to a *global* neuron, an old one or a new one, by the
+their place mixes unrelated ones; here every neuron of a client is assigned to a *global* neuron, an old one or a new one, by the
 Hungarian algorithm, and the next layer's inputs follow. A layer's neuron is its row of incoming weights with its bias last.
 
 Networks must be plain chains of layers: a normalisation layer has statistics of its own, and a residual connection forces two
