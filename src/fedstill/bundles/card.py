@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,9 @@ def save(fused: Fused, folder: Path, *, onnx: bool = False) -> Path:
     try:
         for name in (FACTS, ONNX, *RUN_FILES):
             (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / "ensemble", ignore_errors=True)
+        if fused.ensemble is not None:
+            fused.ensemble(folder / "ensemble")
         for name, content in files.items():
             atomic_write(folder / name, content)
     except OSError as error:

@@ -58,6 +58,9 @@ def fuse(
             "--trust-code", help="Open bundles that hold or name programs. This runs their code: only from people you trust."
         ),
     ] = False,
+    keep_ensemble: Annotated[
+        bool, typer.Option("--keep-ensemble", help="Also write the teachers and their weighting, for use as an ensemble.")
+    ] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx as well.")] = False,
     set_: Annotated[
         list[str] | None,
@@ -98,6 +101,7 @@ def fuse(
             limit=limit,
             reference=reference,
             trust_code=trust_code,
+            keep_ensemble=keep_ensemble,
             device=device,
             seed=seed,
             progress=told,

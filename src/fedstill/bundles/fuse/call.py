@@ -13,6 +13,7 @@ from torch import nn
 from fedstill.bundles.bundle import Bundle
 from fedstill.bundles.fuse.ensemble import check_table, shares, weighting_of
 from fedstill.bundles.fuse.figures import Labelled, figure, figures_before, labelled_sets, together
+from fedstill.bundles.fuse.kept import check_kept, keep
 from fedstill.bundles.fuse.options import FuseKeywords, FuseOptions, described
 from fedstill.bundles.fuse.pool import Inputs, pool_of, pool_shape
 from fedstill.bundles.fuse.result import Fused
@@ -67,6 +68,8 @@ def fuse(
     chosen = validated(FuseOptions, {name: value for name, value in options.items() if value is not None})
     place = _usable(device)
     found = opened(teachers, chosen.trust_code)
+    if chosen.keep_ensemble:
+        check_kept(found)
     if unlabelled is None:
         check_statistics(found)
     wanted = pool_shape((teacher for _, teacher in found if isinstance(teacher, Bundle)), chosen.image_size)
@@ -135,6 +138,9 @@ def fuse(
             "distillation": learning.model_dump(mode="json", exclude_none=True),
         },
         sources=tuple(member.source for member in team.members),
+        ensemble=partial(keep, team=team, options=chosen, device=place, trunk=ground.top if ground is not None else None)
+        if chosen.keep_ensemble
+        else None,
     )
 
 

@@ -15,21 +15,21 @@ from fedstill.fusion.weightings import Weighting, WeightingContext, make_weighti
 from fedstill.models.network import Network
 from fedstill.models.predict import predict_logits
 
-__all__ = ["check_table", "shares", "weighting_of"]
+__all__ = ["check_table", "reference_of", "shares", "weighting_of"]
 
 
 def weighting_of(team: Team, options: FuseOptions, device: torch.device, trunk: Network | None = None) -> Weighting:
     """The weighting that was asked for, where the bundles say what it needs to know. A ``trunk`` that all stand on is the
     reference as well: samples are its outputs."""
     name = options.weighting
-    backbone = (trunk or _reference(team, options.reference, device)) if report_of(name) == "projection" else None
+    backbone = (trunk or reference_of(team, options.reference, device)) if report_of(name) == "projection" else None
     if name == "examples" and any(member.reply is None or not member.reply.samples for member in team.members):
         raise FedstillError("weighting 'examples' needs every bundle's number of samples")
     rng = stream(options.seed, "fuse", "weighting")
     return make_weighting(name, WeightingContext(team.teachers, rng, options=options.weighting_options, reference=backbone))
 
 
-def _reference(team: Team, asked: str | None, device: torch.device) -> Network | None:
+def reference_of(team: Team, asked: str | None, device: torch.device) -> Network | None:
     """The backbone that all members described their domains with; None where some described none, which is told later."""
     described = [(m.name, m.bundle.about.subspace) for m in team.members if m.bundle is not None]
     known = [(name, subspace) for name, subspace in described if subspace is not None]

@@ -99,6 +99,9 @@ class FuseOptions(Part):
     trust_code: bool = False
     """Open bundles that hold programs or name networks of one's own: this runs their code."""
 
+    keep_ensemble: bool = False
+    """Whether ``Fused.save`` also writes the teachers and their weighting, as an ensemble that can be loaded and exported."""
+
     seed: int = 0
     """Of the student's weights and the order of the samples."""
 
@@ -139,6 +142,7 @@ class FuseKeywords(TypedDict, total=False):
     std: float | Sequence[float] | None
     reference: str | None
     trust_code: bool
+    keep_ensemble: bool
     seed: int
 
 

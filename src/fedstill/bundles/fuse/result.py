@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -46,7 +47,9 @@ class Fused:
     about: About | None = field(default=None, repr=False)  # None where the student is a module of the caller's own
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
     sources: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    ensemble: Callable[[Path], None] | None = field(default=None, repr=False)  # writes the teachers, where they are kept
 
     def save(self, folder: str | Path, *, onnx: bool = False) -> Path:
-        """Write the folder: model.safetensors, fused.json, MODEL_CARD.md, and model.onnx on request."""
+        """Write the folder: model.safetensors, fused.json, MODEL_CARD.md, model.onnx on request, and ``ensemble/`` where it was
+        kept."""
         return card.save(self, Path(folder), onnx=onnx)
