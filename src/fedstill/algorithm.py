@@ -183,6 +183,7 @@ class Round:
     ends: dict[str, Ends] = field(default_factory=dict)  # by prototype, where a judge is to choose between them
     snapshots: dict[str, list[State]] = field(default_factory=dict)  # of each prototype's student, where they are judged too
     speakers: Any = None  # the teachers of this round and their weighting, where an ensemble is to be kept (fusion/kept.py)
+    validated: dict[str, float] = field(default_factory=dict)  # replies' accuracy on the server's labelled data, measured once
 
     def offer(
         self, averages: Mapping[str, State], students: Mapping[str, State], held: tuple[Samples, Tensor] | None = None

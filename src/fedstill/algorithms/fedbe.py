@@ -54,7 +54,8 @@ class FedBEOptions(FedDFOptions):
     """Factor of the standard deviation (unit-gaussian)."""
 
     alpha: Annotated[float, Field(gt=0)] = 0.5
-    """Concentration of the Dirichlet distribution (dirichlet)."""
+    """Concentration of the Dirichlet distribution (dirichlet). The value is ours: the paper gives none, and the authors' code
+    reads an argument that it never defines."""
 
     clients_teach: bool = True
     """Whether the clients teach besides the samples."""

@@ -34,7 +34,7 @@ from fedstill.fusion.sources.generator import Frozen, check_range, frozen_genera
 from fedstill.fusion.sources.statistics import note_statistics
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.weightings import Weighting, WeightingContext, fault_of, make_weighting, options_kind, report_of
-from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
+from fedstill.fusion.worst import DropWorst, check_worst, drop_teachers, drop_worst
 from fedstill.local.reports import after_training, make_report
 from fedstill.local.reports.statistics import statistics_fault
 from fedstill.local.terms import distil_from, proximal
@@ -346,8 +346,8 @@ class FedDF(Algorithm[FedDFT]):
         return make_merge(self.options.merge)(self.task, server, replies, round)
 
     def teachers(self, server: Server, replies: Sequence[Reply], round: Round) -> list[Teacher]:
-        """Line 9: all received models, of all prototypes."""
-        return teachers_of(self.task, replies)
+        """Line 9: all received models, of all prototypes, except those that ``drop_worst`` does not let teach."""
+        return teachers_of(self.task, drop_teachers(self.task, replies, self.options.drop_worst, round))
 
     def weighting(self, server: Server, teachers: Sequence[Teacher], round: Round) -> Weighting:
         """How much each teacher counts for each sample."""

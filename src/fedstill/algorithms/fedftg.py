@@ -7,8 +7,8 @@ the clients can still tell the class of; the student learns the clients' word on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -28,7 +28,7 @@ from fedstill.fusion.distillation.transfer import note_merged
 from fedstill.fusion.line import Line
 from fedstill.fusion.sources.generator import check_range, generator_for
 from fedstill.fusion.teacher import Teacher, teachers_of
-from fedstill.fusion.weightings.counts import class_weights
+from fedstill.fusion.weightings.counts import ClassWeights, class_weights, weighed
 from fedstill.models.generator import Generator
 from fedstill.models.network import Network
 from fedstill.models.statistics import freeze_statistics
@@ -39,9 +39,23 @@ from fedstill.training.options import Optimizer
 __all__ = ["FedFTG", "FedFTGOptions", "disagreement"]
 
 
+# What the authors' code does where it differs from the paper (docs/dafkd.md)
+AUTHORS_CODE: Mapping[str, Any] = {
+    "batch_size": 50,
+    "gap": "l1",
+    "label_sampling": "stratified",
+    "class_weights": "authors-code",
+    "reduction": "mean",
+    "line": False,
+}
+
+
 class FedFTGOptions(FedAvgOptions):
     """How generator and student play. The paper's three ideas, ``hard``, ``class_level`` and ``label_sampling``, can each be left
     out."""
+
+    preset: Literal["paper", "authors-code"] = "paper"
+    """``authors-code`` changes the paper's defaults to what the authors' code does (docs/dafkd.md)."""
 
     generator: GeneratorPart = GeneratorPart(kind="conditional")
     """The generator, which must be conditional."""
@@ -76,8 +90,13 @@ class FedFTGOptions(FedAvgOptions):
     class_level: bool = True
     """Weigh clients class by class; otherwise by their numbers of examples."""
 
-    label_sampling: Literal["counts", "uniform"] = "counts"
-    """Labels of generated samples: in proportion to how many samples the clients have, or uniform."""
+    label_sampling: Literal["counts", "stratified", "uniform"] = "counts"
+    """Labels of generated samples: drawn in proportion to how many samples the clients have, shared out in that proportion
+    (``stratified``, the authors' code), or drawn uniformly."""
+
+    class_weights: ClassWeights = "sample"
+    """How clients' weights for the classes enter the cross-entropy in the generator's loss. ``sample``: sample by sample, the
+    evident intent. ``authors-code``: the product of the mean weight and the mean loss, to which the code's shapes come."""
 
     gap: Literal["kl", "l1"] = "kl"
     """How the disagreement of student and client is measured. ``kl``: KL(student || client), the paper's divergence, whose
@@ -93,6 +112,25 @@ class FedFTGOptions(FedAvgOptions):
     student_norm: Literal["frozen", "train"] = "frozen"
     """BatchNorm of the student while it is tuned: running statistics kept, or batch statistics. The paper's models have no
     BatchNorm."""
+
+    @classmethod
+    def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The authors' code's defaults."""
+        return AUTHORS_CODE if given.get("preset") == "authors-code" else {}
+
+
+def drawn_labels(counts: Tensor, n: int, kind: str, rng: torch.Generator) -> Tensor:
+    """Labels of ``n`` samples to generate, for the clients' counts (classes,). ``stratified`` gives every class the places
+    between the whole parts of its cumulative shares, in random order.
+
+    >>> drawn_labels(torch.tensor([1, 0, 3]), 6, "stratified", torch.Generator().manual_seed(0)).sort().values.tolist()
+    [0, 2, 2, 2, 2, 2]
+    """
+    if kind != "stratified":
+        chances = counts.double() if kind == "counts" else torch.ones(len(counts)).double()
+        return torch.multinomial(chances, n, replacement=True, generator=rng)
+    ends = ((counts.double() / counts.sum()).cumsum(0) * n).floor().long()[:-1]
+    return torch.bucketize(torch.arange(n), ends, right=True)[torch.randperm(n, generator=rng)]
 
 
 def disagreement(student: Tensor, teacher: Tensor, gap: str = "kl") -> Tensor:
@@ -169,14 +207,13 @@ class FedFTG(Counting[FedFTGOptions]):
         fade = options.decay ** (round.number - 1)
         counts = torch.stack([reply.part("counts")["labels"] for reply in replies])
         shares = self.shares(counts, replies).to(device)  # alpha_k^y
-        chances = counts.sum(0).double() if options.label_sampling == "counts" else torch.ones(counts.shape[1]).double()
         teachers = teachers_of(self.task, replies)
         rng = round.rng("generator")
         game = make_optimizer(options.generator_optimizer, list(generator.parameters()), options.generator_optimizer.lr * fade)
         learner = make_optimizer(options.student_optimizer, list(student.parameters()), options.student_optimizer.lr * fade)
         losses: list[Tensor] = []
         for iteration in range(options.iterations):
-            labels = torch.multinomial(chances, options.batch_size, replacement=True, generator=rng).to(device)
+            labels = drawn_labels(counts.sum(0), options.batch_size, options.label_sampling, rng).to(device)
             noise = generator.draw(options.batch_size, rng)
             self.train_generator(generator, game, student, teachers, shares, noise, labels)
             losses += self.train_student(generator, student, learner, teachers, shares, noise, labels)
@@ -216,7 +253,8 @@ class FedFTG(Counting[FedFTGOptions]):
             loss = options.diversity * diversity_loss(noise, made) / len(teachers)
             known = logits.detach() if options.gap == "l1" else logits  # the code, which has l1, holds the teachers fixed
             loss = loss - options.hard * (weight * disagreement(student(made), known, options.gap)).mean()
-            loss = loss + options.classification * (weight * F.cross_entropy(logits, labels, reduction="none")).mean()
+            known_by = weighed(weight, F.cross_entropy(logits, labels, reduction="none"), options.class_weights)
+            loss = loss + options.classification * known_by
             for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
                 parameter.grad = slope
             game.step()

@@ -24,7 +24,7 @@ from fedstill.core.options import Positive
 from fedstill.fusion.distillation.diversity import diversity_loss
 from fedstill.fusion.sources.generator import generator_for
 from fedstill.fusion.teacher import teachers_of
-from fedstill.fusion.weightings.counts import class_weights
+from fedstill.fusion.weightings.counts import ClassWeights, class_weights, weighed
 from fedstill.models.generator import Generator
 from fedstill.task import Task
 from fedstill.training.fit import Batch, Term
@@ -61,6 +61,11 @@ class FedGenOptions(FedAvgOptions):
     adversarial: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the student's disagreement with the clients in the generator's loss; 0 in every published configuration."""
 
+    class_weights: ClassWeights = "sample"
+    """How clients' weights for the classes enter the generator's loss. ``sample``: sample by sample, the evident intent.
+    ``authors-code``: the product of the mean weight and the mean loss, which is what the code's shapes come to; its counts start
+    at 1, and its adversarial term is divided by the number of classes."""
+
     diversity: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the diversity loss in the generator's loss."""
 
@@ -77,8 +82,11 @@ class FedGenOptions(FedAvgOptions):
     """Generated features beside each of a client's batches."""
 
 
-def fedgen_loss(heads: Sequence[nn.Module], shares: Tensor, made: Tensor, labels: Tensor) -> Tensor:
-    """``sum_k mean_i w_{k, y_i} CE(h_k(g_i), y_i)``: every client judges the labels it knows.
+def fedgen_loss(
+    heads: Sequence[nn.Module], shares: Tensor, made: Tensor, labels: Tensor, form: ClassWeights = "sample"
+) -> Tensor:
+    """``sum_k mean_i w_{k, y_i} CE(h_k(g_i), y_i)``: every client judges the labels it knows. The authors' code has
+    ``sum_k (mean_i w_{k, y_i}) (mean_i CE)``, in which a client judges labels that it does not know as well.
 
     >>> head = nn.Linear(1, 2)
     >>> _ = nn.init.zeros_(head.weight), nn.init.zeros_(head.bias)  # says 1/2 of everything: each term is log 2
@@ -86,8 +94,8 @@ def fedgen_loss(heads: Sequence[nn.Module], shares: Tensor, made: Tensor, labels
     >>> round(float(fedgen_loss([head, head], shares, torch.zeros(2, 1), torch.tensor([0, 1]))), 4)
     0.6931
     """
-    terms = [(shares[k, labels] * F.cross_entropy(head(made), labels, reduction="none")).mean() for k, head in enumerate(heads)]
-    return torch.stack(terms).sum()
+    losses = [F.cross_entropy(head(made), labels, reduction="none") for head in heads]
+    return torch.stack([weighed(shares[k, labels], loss, form) for k, loss in enumerate(losses)]).sum()
 
 
 @algorithm
@@ -185,7 +193,8 @@ class FedGen(Counting[FedGenOptions]):
             self.task.networks.prototypes[0], server.models[self.task.networks.prototypes[0]], role="student"
         ).head
         counts = torch.stack([reply.part("counts")["labels"] for reply in replies])
-        shares = class_weights(counts).to(device)
+        coded = options.class_weights == "authors-code"
+        shares = class_weights(counts + 1 if coded else counts).to(device)
         known = torch.nonzero(counts.sum(0) > 0).flatten()  # labels that someone in this round has
         generator = self.generator(server.parts["generator"]).train()
         parameters = list(generator.parameters())
@@ -197,14 +206,14 @@ class FedGen(Counting[FedGenOptions]):
             labels = known[torch.randint(len(known), (options.batch_size,), generator=rng)].to(device)
             noise = generator.draw(options.batch_size, rng)
             made = generator(noise, labels)
-            loss = options.teacher * fedgen_loss(heads, shares, made, labels)
+            loss = options.teacher * fedgen_loss(heads, shares, made, labels, options.class_weights)
             loss = loss + options.diversity * diversity_loss(noise, made)
             if options.adversarial:
                 together = torch.stack([shares[k, labels][:, None] * head(made) for k, head in enumerate(heads)]).sum(0)
                 apart = F.kl_div(
                     F.log_softmax(student(made), 1), F.log_softmax(together, 1), reduction="batchmean", log_target=True
                 )
-                loss = loss - options.adversarial * apart
+                loss = loss - options.adversarial * apart / (together.shape[1] if coded else 1)
             for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
                 parameter.grad = slope
             optimizer.step()

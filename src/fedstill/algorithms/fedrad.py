@@ -90,10 +90,10 @@ class FedRAD(FedDF[FedRADOptions]):
         )
         note_weights(self.task, teachers, table, samples, round)
         # score_k: the share of (sample, class) pairs in which teacher k is the median
-        score = dict(zip((reply.client for reply in replies), table.weights.mean(0).tolist(), strict=True))
+        score = dict(zip((teacher.name for teacher in teachers), table.weights.mean(0).tolist(), strict=True))
 
-        def weigh(group: Sequence[Reply]) -> list[float]:
-            return scored_shares([score[reply.client] for reply in group], [reply.samples for reply in group])
+        def weigh(group: Sequence[Reply]) -> list[float]:  # who does not teach has no score
+            return scored_shares([score.get(reply.client, 0.0) for reply in group], [reply.samples for reply in group])
 
         merged = merge_models(self.task, server, replies, weigh)
         starts = self.starts(server, merged, round)

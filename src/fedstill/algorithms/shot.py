@@ -92,7 +92,8 @@ def information_loss(logits: Tensor, epsilon: float = 1e-5) -> Tensor:
 
 def pseudo_labels(features: Tensor, probabilities: Tensor, threshold: int = 0) -> Tensor:
     """Every sample's class by the nearest centroid in cosine distance: centroids weighed by the predictions, then once more by
-    the labels that this gives. Only classes predicted for more than ``threshold`` samples take part, so no centroid is empty.
+    the labels that this gives. Only classes that more than ``threshold`` samples have take part, so no centroid is empty; they
+    are counted anew before the second time, as in the authors' code.
 
     >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
     >>> wrong = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.1, 0.9], [0.1, 0.9]])
@@ -101,15 +102,14 @@ def pseudo_labels(features: Tensor, probabilities: Tensor, threshold: int = 0) -
     """
     classes = probabilities.shape[1]
     f = F.normalize(torch.cat([features, torch.ones_like(features[:, :1])], 1))
-    allowed = torch.bincount(probabilities.argmax(1), minlength=classes) > threshold
-    if not bool(allowed.any()):
-        return probabilities.argmax(1)
     affinity, labels = probabilities, probabilities.argmax(1)
     for _ in range(2):
-        mass = affinity.sum(0)
-        centroids = affinity.T @ f / (1e-8 + mass[:, None])
+        allowed = torch.bincount(labels, minlength=classes) > threshold
+        if not bool(allowed.any()):
+            break  # nothing is assigned by centroids that nobody may have
+        centroids = affinity.T @ f / (1e-8 + affinity.sum(0)[:, None])
         nearness = f @ F.normalize(centroids).T
-        labels = nearness.masked_fill(~(allowed & (mass > 0)), -torch.inf).argmax(1)
+        labels = nearness.masked_fill(~allowed, -torch.inf).argmax(1)
         affinity = F.one_hot(labels, classes).to(f.dtype)
     return labels
 

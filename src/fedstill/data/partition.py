@@ -40,7 +40,8 @@ class Partition(BaseModel):
     """Which of the splits called Dirichlet. ``balanced`` (DaFKD, MOON, FedGen, FedMA): each class in turn is divided by
     shares from Dir(alpha) over the clients, and a client that holds N/K samples or more gets nothing further. ``plain``: without
     that rule, so that sizes differ widely. ``equal`` (FedDF): clients in groups of ten, each with an equal random part of the
-    data divided as in ``balanced``; the groups are then joined and cut into equal parts, so that neighbours overlap in classes.
+    data divided as in ``balanced``; the groups are then joined, each share in the order of its classes, and cut into equal
+    parts, so that a client's last classes spill over to its neighbour.
     ``client-prior`` (FedFTG): each client draws its class distribution from Dir(alpha), and sizes are equal."""
 
     classes_per_client: int = Field(default=2, ge=1)
@@ -167,7 +168,8 @@ def _equal(labels: np.ndarray, clients: int, spec: Partition, rng: np.random.Gen
     for group, part in zip(groups, np.split(rng.permutation(len(labels)), bounds[:-1]), strict=True):
         # FedDF draws a group again until everybody holds half of the mean; here up to `redraws` times, then the best.
         draw = partial(_dirichlet, labels, part, len(group), spec.alpha, True, rng)
-        joined += [rng.permutation(share) for share in _best(draw, 0.5 * len(part) / len(group), spec.redraws)]
+        # A share stays in the order of its classes, so what spills over to a neighbour is a client's last classes, as in FedDF.
+        joined += _best(draw, 0.5 * len(part) / len(group), spec.redraws)
     return np.array_split(np.concatenate(joined), clients)
 
 

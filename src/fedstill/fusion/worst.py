@@ -1,7 +1,8 @@
 """Drop-worst: leave out teachers that predict no better than chance (FedDF, section 4.2).
 
-On the server's labelled validation data, a model whose accuracy is under ``factor`` times chance is dropped. Where none is that
-bad, those further than ``deviations`` standard deviations below the mean of the others (the best one set aside) are dropped.
+On the server's labelled validation data, a model whose accuracy is under ``factor`` times chance is dropped, from the average and
+as a teacher. Where none is that bad, those further than ``deviations`` standard deviations below the mean of the others (the best
+one set aside) do not teach; the authors' code has them in the average all the same.
 """
 
 from __future__ import annotations
@@ -20,27 +21,31 @@ from fedstill.fusion.teacher import network_of
 from fedstill.models.predict import accuracy
 from fedstill.task import Task
 
-__all__ = ["DropWorst", "check_worst", "drop_worst", "kept"]
+__all__ = ["DropWorst", "check_worst", "drop_teachers", "drop_worst", "kept"]
 
 
 class DropWorst(Part):
     """The two rules by which models are dropped, given their validation accuracies."""
 
     factor: Annotated[float, Field(ge=1)] = 1.2
-    """Drop models whose accuracy is under this many times chance."""
+    """Drop models whose accuracy is under this many times chance, from the average and as teachers."""
 
     deviations: Annotated[float, Field(ge=0)] = 1.5
-    """If there are none, drop models more than this many standard deviations under the mean of all but the best; 0 drops none."""
+    """If there are none, models more than this many standard deviations under the mean of all but the best do not teach; 0 drops
+    none. They stay in the average, as in the authors' code."""
 
 
-def kept(scores: Tensor, classes: int, rule: DropWorst) -> Tensor:
-    """Which of the models with these validation accuracies stay.
+def kept(scores: Tensor, classes: int, rule: DropWorst, teachers: bool = True) -> Tensor:
+    """Which of the models with these validation accuracies stay, as teachers or in the average.
 
     >>> kept(torch.tensor([0.6, 0.1, 0.5]), 10, DropWorst()).tolist()
     [True, False, True]
+    >>> scores = torch.tensor([0.61, 0.6, 0.59, 0.6, 0.3])  # nobody near chance, one far behind the others
+    >>> kept(scores, 10, DropWorst())[-1].item(), kept(scores, 10, DropWorst(), teachers=False)[-1].item()
+    (False, True)
     """
     stay = scores >= rule.factor / classes
-    if bool(stay.all()) and rule.deviations and len(scores) > 2:
+    if teachers and bool(stay.all()) and rule.deviations and len(scores) > 2:
         others = scores[torch.arange(len(scores)) != int(scores.argmax())]
         stay = scores >= others.mean() - rule.deviations * others.std(unbiased=False)
     return stay
@@ -53,19 +58,31 @@ def check_worst(task: Task, rule: DropWorst | None) -> None:
 
 
 def drop_worst(task: Task, replies: Sequence[Reply], rule: DropWorst | None, round: Round) -> Sequence[Reply]:
-    """The replies worth listening to, all of them without a ``rule``; who was left out is noted in the history. If all would go,
-    all stay."""
+    """The replies that may enter the average: those better than chance, all of them without a ``rule``; who was left out is noted
+    in the history. If all would go, all stay."""
+    return _dropped(task, replies, rule, round, teachers=False)
+
+
+def drop_teachers(task: Task, replies: Sequence[Reply], rule: DropWorst | None, round: Round) -> Sequence[Reply]:
+    """Of the replies that entered the average, those that teach: where chance left out nobody, without the far worst."""
+    return replies if "worst" in round.notes else _dropped(task, replies, rule, round, teachers=True)
+
+
+def _dropped(task: Task, replies: Sequence[Reply], rule: DropWorst | None, round: Round, teachers: bool) -> Sequence[Reply]:
     if rule is None:
         return replies
     validation = task.validation
     assert validation is not None, "check_worst has seen to it"
-    scores = torch.tensor([accuracy(network_of(task, r), validation) for r in replies])
-    stay = kept(scores, len(task.classes), rule)
+    for r in replies:
+        if r.client not in round.validated:
+            round.validated[r.client] = accuracy(network_of(task, r), validation)
+    scores = torch.tensor([round.validated[r.client] for r in replies])
+    stay = kept(scores, len(task.classes), rule, teachers)
     if not bool(stay.any()):
         return list(replies)
     left = {r.client: round_to(s) for r, s, ok in zip(replies, scores.tolist(), stay.tolist(), strict=True) if not ok}
     if left:
-        round.note(worst=left)
+        round.note(**{"worst_teachers" if teachers else "worst": left})
     return [r for r, ok in zip(replies, stay.tolist(), strict=True) if ok]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,9 @@ from fedstill.core.options import Part
 from fedstill.fusion.weightings.contract import Scored, WeightingContext, weighting
 from fedstill.models.network import Network
 
-__all__ = ["ByCounts", "class_weights", "fault"]
+__all__ = ["ByCounts", "ClassWeights", "class_weights", "fault", "weighed"]
+
+ClassWeights = Literal["sample", "authors-code"]
 
 
 def class_weights(counts: Tensor) -> Tensor:
@@ -23,6 +27,17 @@ def class_weights(counts: Tensor) -> Tensor:
     counts = counts.double()
     total = counts.sum(0)
     return torch.where(total > 0, counts / total.clamp_min(1), 1 / len(counts)).float()
+
+
+def weighed(weight: Tensor, loss: Tensor, form: ClassWeights) -> Tensor:
+    """The mean of ``weight * loss`` over the samples, or the product of their means, which is what the authors' code of FedGen
+    and FedFTG computes: the one has shape (n, 1) there and the other is already reduced.
+
+    >>> weight, loss = torch.tensor([1.0, 0.0]), torch.tensor([2.0, 4.0])
+    >>> float(weighed(weight, loss, "sample")), float(weighed(weight, loss, "authors-code"))
+    (1.0, 1.5)
+    """
+    return (weight * loss).mean() if form == "sample" else weight.mean() * loss.mean()
 
 
 def fault(part: State, width: int) -> str | None:
