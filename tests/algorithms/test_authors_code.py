@@ -17,7 +17,7 @@ from fedstill.fusion.worst import DropWorst, drop_teachers, drop_worst, kept
 from fedstill.task import Task
 from tests.algorithms.adaptation import algorithm_of, exchange, tiny
 
-# SHOT, object code of June 2022: features, logits, and the labels for thresholds 0 to 3
+# SHOT, object code of June 2022: features, logits, and the labels for thresholds 1 and 2
 FEATURES = [
     [1.8, 0.5], [-1.7, -1.7], [-0.1, -0.6], [0.1, -0.1], [2.6, -0.4],
     [0.4, -0.1], [1.5, 0.5], [0.2, 1.7], [0.7, 0.0], [-1.2, -1.5],
