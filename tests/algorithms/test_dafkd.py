@@ -10,10 +10,12 @@ from PIL import Image
 
 from fedstill.algorithm import Client, Reply, Round
 from fedstill.algorithms import create
+from fedstill.algorithms.dafkd import DaFKDOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
 from fedstill.core.nested import laid_over
 from fedstill.fusion.merges import weighted_sum
+from fedstill.local.adversarial import Adversarial
 from fedstill.local.masking import unmasked_sum
 from fedstill.models import build_generator
 from fedstill.models.predict import predict_logits
@@ -392,3 +394,32 @@ def test_a_last_batch_of_one_is_no_trouble_for_the_generator(tiny, tmp_path):
 def test_images_that_a_generator_cannot_reach_are_refused(tiny, name):
     with pytest.raises(FedstillError, match=r"generated images lie in \[-1, 1\]"):
         create(Task(tiny(data={"mean": 0.13, "std": 0.31}, algorithm={"name": name})))
+
+
+def test_the_presets_of_the_game():
+    default, paper, coded = (DaFKDOptions(preset=name) for name in ("converging", "paper", "authors-code"))
+    assert DaFKDOptions() == default
+    assert paper.adversarial == Adversarial()  # Eqs. 2 to 5 as printed
+    assert paper.distillation.clip is None
+    assert (default.adversarial.generator_loss, default.adversarial.label, default.adversarial.mode_seeking) == (
+        "non-saturating",
+        1.0,
+        0.1,
+    )
+    assert (coded.adversarial.label, coded.adversarial.mode_seeking, coded.distillation.clip) == (0.0, 0.0, None)
+    assert coded.adversarial.generator_optimizer.betas == (0.5, 0.99)
+    assert DaFKDOptions(preset="paper", adversarial={"label": 0.5}).adversarial.label == 0.5  # what is given wins
+
+
+def test_the_generators_quality_is_noted(small):
+    *_, context = one_round(create(Task(small())))
+    found = context.notes["generator"]
+    assert set(found) == {"within", "between", "classes", "label_agreement"}
+    assert 0 <= found["label_agreement"] <= 1
+    *_, context = one_round(create(Task(small(level="features", generator={"noise_dim": 8}))))
+    assert "generator" not in context.notes  # features are no images
+
+
+def test_appendix_b_takes_eq_7_as_printed(small):
+    with pytest.raises(FedstillError, match="leave weighting_options out"):
+        create(Task(small(secure=True, weighting_options={"score": "odds"})))

@@ -13,6 +13,7 @@ from fedstill.fusion.ensemble import ensemble_table
 from fedstill.fusion.teacher import Teacher
 from fedstill.fusion.weightings import WeightingContext, make_weighting
 from fedstill.fusion.weightings.counts import class_weights
+from fedstill.fusion.weightings.discriminator import DiscriminatorOptions, domain_score
 from fedstill.local.adversarial import adversarial_loss
 from fedstill.models.network import Network
 
@@ -108,3 +109,25 @@ def test_class_counts_weigh_teachers_by_what_they_know():
     table = ensemble_table(both, Samples(torch.ones(1, 1)), weighting, space="probabilities")
     assert table.weights[0].tolist() == pytest.approx([0.75, 0.25], abs=1e-3)
     assert class_weights(torch.tensor([[30, 5], [10, 95]])).tolist() == [[0.75, pytest.approx(0.05)], [0.25, pytest.approx(0.95)]]
+
+
+def test_odds_are_the_ratio_of_densities_where_eq7_only_orders_them():
+    # Theorem 1: D_k = p_k / (p_k + p), whose odds are p_k / p
+    p_k, p = torch.tensor([0.8, 0.1, 0.001]), 0.3
+    d = torch.logit(p_k / (p_k + p))
+    odds, printed = (domain_score(d, DiscriminatorOptions(score=score)) for score in ("odds", "probability"))
+    torch.testing.assert_close(odds / odds.sum(), p_k / p_k.sum(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(printed, p_k / (p_k + p), atol=1e-6, rtol=1e-4)
+    # saturated discriminators: Eq. 7 counts them alike, their odds do not
+    sure = torch.tensor([9.0, 6.0])
+    alike, apart = (domain_score(sure, DiscriminatorOptions(score=score)) for score in ("probability", "odds"))
+    assert float(alike[0] / alike.sum()) < 0.501
+    assert float(apart[0] / apart.sum()) > 0.9
+    assert torch.isfinite(domain_score(torch.tensor([-500.0, 500.0]), DiscriminatorOptions(score="odds"))).all()
+
+
+def test_temperature_and_floor_by_hand():
+    d = torch.tensor([2.0, -4.0])
+    warm = domain_score(d, DiscriminatorOptions(temperature=2.0))
+    torch.testing.assert_close(warm, torch.sigmoid(torch.tensor([1.0, -2.0])))
+    assert domain_score(d, DiscriminatorOptions(floor=0.2)).tolist()[1] == pytest.approx(0.2)

@@ -9,6 +9,7 @@ and discriminators with the clients, is in :mod:`fedstill.algorithms.dafkd_secur
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,11 +21,14 @@ from fedstill.algorithms.feddf import FedDF, FedDFOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State, clone
 from fedstill.core.options import Part, Positive
+from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.options import Distillation
-from fedstill.fusion.ensemble import Space, summed_space
+from fedstill.fusion.ensemble import Space, ensemble_table, summed_space
+from fedstill.fusion.generated import generator_quality
 from fedstill.fusion.merges import MergeName, by_examples, uniform, weighted_sum
 from fedstill.fusion.sources import Source
 from fedstill.fusion.sources.generator import check_range, generator_for
+from fedstill.fusion.teacher import Teacher
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
 from fedstill.models.generator import Generator
 from fedstill.models.heads import HeadOnly
@@ -52,6 +56,19 @@ class GeneratorPart(Part):
     """Further arguments of the generator's builder."""
 
 
+# The game as printed, Eqs. 2 to 5, and a distillation that is not clipped
+PAPER: Mapping[str, Any] = {
+    "distillation": {"clip": None},
+    "adversarial": {
+        "generator_loss": "saturating",
+        # The decay is AdamW's: added to the gradient, as Adam does, it outweighs the small gradients of the noise's embedding,
+        # and the generator ends with one image a class (docs/results/dafkd.md).
+        "generator_optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 1e-3, "betas": [0.9, 0.999]},
+        "mode_seeking": 0.0,
+        "label": 0.0,
+    },
+}
+
 # What the authors' code does where it differs from the paper (docs/dafkd.md has the table)
 AUTHORS_CODE: Mapping[str, Any] = {
     "merge": "examples",
@@ -62,9 +79,12 @@ AUTHORS_CODE: Mapping[str, Any] = {
         "reduction": "mean",
         "optimizer": {"name": "adam", "lr": 1e-4, "weight_decay": 0.0},
         "student_norm": "train",
+        "clip": None,
     },
     "generator": {"kind": "dcgan"},
     "adversarial": {
+        "mode_seeking": 0.0,
+        "label": 0.0,
         "weight": 2.0,
         "generator_loss": "non-saturating",
         "generator_optimizer": {"name": "adam", "lr": 1e-4, "weight_decay": 1e-4, "betas": [0.5, 0.99]},
@@ -83,10 +103,11 @@ AUTHORS_CODE: Mapping[str, Any] = {
 
 
 class DaFKDOptions(FedDFOptions):
-    """The paper's values, where it gives them."""
+    """The paper's values, where it gives them, except for the game: that of Eq. 3 makes noise even of pooled data."""
 
-    preset: Literal["paper", "authors-code"] = "paper"
-    """``authors-code`` changes the paper's defaults to what the authors' code does (docs/dafkd.md)."""
+    preset: Literal["converging", "paper", "authors-code"] = "converging"
+    """``converging``: the game whose generator was best on pooled data, judged without test labels. ``paper``: Eqs. 2 to 5 as
+    printed. ``authors-code``: what the authors' code does (docs/dafkd.md)."""
 
     merge: MergeName = "uniform"
     """How the clients' models are merged (Eq. 6). Generators are averaged uniformly (Eq. 4), or by examples if this is
@@ -106,7 +127,7 @@ class DaFKDOptions(FedDFOptions):
         batch_size=32,
         optimizer=Optimizer(name="sgd", lr=0.01, weight_decay=1e-3),  # the paper names the rate, not the optimiser
         schedule="constant",
-        clip=None,
+        clip=1.0,  # not in the paper, whose preset leaves it out
         patience=None,
     )
     """How the student learns (Eq. 8)."""
@@ -114,7 +135,12 @@ class DaFKDOptions(FedDFOptions):
     generator: GeneratorPart = GeneratorPart()
     """The generator that the clients train."""
 
-    adversarial: Adversarial = Adversarial()
+    adversarial: Adversarial = Adversarial(
+        generator_loss="non-saturating",
+        generator_optimizer=Optimizer(name="adam", lr=1e-3, betas=(0.5, 0.999)),
+        mode_seeking=0.1,
+        label=1.0,
+    )
     """The game of classifier, discriminator and generator."""
 
     local_optimizer: Optimizer | None = None
@@ -143,8 +169,8 @@ class DaFKDOptions(FedDFOptions):
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The authors' code's defaults, a generator of features for Appendix A, and equal weights for the ablation."""
-        found = dict(AUTHORS_CODE) if given.get("preset") == "authors-code" else {}
+        """What a preset names, a generator of features for Appendix A, and equal weights for the ablation."""
+        found = dict({"paper": PAPER, "authors-code": AUTHORS_CODE}.get(str(given.get("preset")), {}))
         if given.get("level") == "features":
             found["generator"] = {"kind": "features"}
         if given.get("no_correlation"):
@@ -223,7 +249,19 @@ class DaFKD(FedDF[DaFKDOptions]):
         if not self.distils(round.number):
             return Server(self.merge(server, replies, round), parts, server.values)
         drawn_from = Server(server.models, {"generator": pool}, server.values)
-        return Server(self.fused(drawn_from, replies, round).models, parts, server.values)  # lines 10 to 13
+        models = self.fused(drawn_from, replies, round).models  # lines 10 to 13
+        self.note_quality(drawn_from, replies, round)
+        return Server(models, parts, server.values)
+
+    def note_quality(self, server: Server, replies: Sequence[Reply], round: Round) -> None:
+        """Note how good the generator is that the pool came from, as the ensemble sees it."""
+        if self.options.level == "images" and self.options.source.kind == "generator":
+            say = partial(self.spoken, server, self.teachers(server, replies, round), round)
+            round.note(generator=generator_quality(self.generator(server), round.rng("quality"), say))
+
+    def spoken(self, server: Server, teachers: Sequence[Teacher], round: Round, samples: Samples) -> Tensor:
+        """The ensemble's probabilities (n, classes)."""
+        return ensemble_table(teachers, samples, self.weighting(server, teachers, round), space=self.options.ensemble).targets
 
     def generator(self, server: Server) -> Generator:
         """Line 11: the pool comes from the global generator, or wherever else ``source`` says."""

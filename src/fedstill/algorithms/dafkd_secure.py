@@ -26,6 +26,7 @@ from fedstill.fusion.ensemble import scored_table
 from fedstill.fusion.merges import by_examples, uniform, with_statistics
 from fedstill.fusion.screening import not_finite
 from fedstill.fusion.sources import draw
+from fedstill.fusion.weightings.discriminator import DiscriminatorOptions
 from fedstill.local.adversarial import Discriminator
 from fedstill.local.masking import is_key, key_pair, masked, unmasked_state, unmasked_sum
 from fedstill.models.binary import binary_weights
@@ -47,6 +48,8 @@ def check(system: DaFKD) -> None:
             "secure = true sums discriminator weights over generated samples: it goes with weighting = 'discriminator', "
             "source.kind = 'generator', no drop_worst and no contrastive term"
         )
+    if DiscriminatorOptions.model_validate(chosen.weighting_options) != DiscriminatorOptions():
+        raise FedstillError("secure = true sums the factors of Eq. 7 as printed: leave weighting_options out")
     if chosen.distillation.fresh or task.config.model.buffers == "local":
         raise FedstillError(
             "secure = true has every client speak once, with the model that it trained: it goes with neither "

@@ -1,0 +1,56 @@
+"""How good what a generator makes is, as the server can tell without any data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedstill.data.samples import Samples
+from fedstill.models.generator import Generator
+
+__all__ = ["deviations", "generator_quality"]
+
+EACH = 16  # samples of a class
+
+
+def deviations(images: Tensor, labels: Tensor, classes: int) -> tuple[float, float]:
+    """How much a pixel (0 to 1) of images in [-1, 1] varies within a class and between the classes' means, as root mean squares.
+    A generator that makes one image a class has nothing within; one that does not look at its label nothing between.
+
+    >>> x = torch.tensor([-1.0, 1.0, -1.0, 1.0]).view(4, 1, 1, 1)
+    >>> deviations(x, torch.tensor([0, 0, 1, 1]), 2), deviations(x, torch.tensor([0, 1, 0, 1]), 2)
+    ((0.5, 0.0), (0.0, 0.5))
+    """
+    x = (images.flatten(1).double() + 1) / 2
+    groups = [x[labels == c] for c in range(classes) if bool((labels == c).any())]
+    within = torch.stack([group.var(0, unbiased=False).mean() for group in groups]).mean().sqrt()
+    between = torch.stack([group.mean(0) for group in groups]).var(0, unbiased=False).mean().sqrt()
+    return float(within), float(between)
+
+
+def generator_quality(
+    generator: Generator, rng: torch.Generator, say: Callable[[Samples], Tensor] | None = None
+) -> dict[str, float]:
+    """``within`` and ``between`` (:func:`deviations`) of a generator's images. Where somebody can ``say`` the probabilities of
+    their classes also ``classes``, the effective number of classes among them, and of a conditional generator
+    ``label_agreement``, the share of its samples that are taken for the class that they were made for."""
+    labels = torch.arange(generator.classes).repeat(EACH)
+    generator.eval()
+    with torch.no_grad():
+        made, _ = generator.sample(len(labels), rng, labels)
+    made = made.cpu()
+    found: dict[str, float] = {}
+    if say is not None:
+        said = say(Samples(made)).cpu().double()
+        mean = said.mean(0)
+        found["classes"] = float((-(mean * mean.clamp_min(1e-12).log()).sum()).exp())
+        if generator.conditional:
+            found["label_agreement"] = float((said.argmax(1) == labels).double().mean())
+        else:
+            labels = said.argmax(1)  # nothing was asked for: the classes are those that are seen
+    if generator.conditional or say is not None:
+        within, between = deviations(made, labels, generator.classes)
+        found = {"within": within, "between": between, **found}
+    return {name: float(f"{value:.4g}") for name, value in found.items()}
