@@ -18,7 +18,7 @@ from torch import nn
 from typing_extensions import TypeVar
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
-from fedstill.algorithms.moon import contrastive_terms
+from fedstill.algorithms.moon import Contrastive, contrastive_terms
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.core.options import Part, validated
@@ -46,16 +46,6 @@ from fedstill.task import Task
 from fedstill.training.fit import Term
 
 __all__ = ["FedDF", "FedDFOptions", "FedDFT"]
-
-
-class Contrastive(Part):
-    """MOON's term in the clients' objective."""
-
-    mu: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the term."""
-
-    temperature: Annotated[float, Field(gt=0)] = 0.5
-    """Temperature of the similarities."""
 
 
 class Personal(Part):

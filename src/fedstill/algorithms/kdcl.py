@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from fedstill.algorithm import Reply, Round, Server, algorithm
-from fedstill.algorithms.feddf import Contrastive, FedDF, FedDFOptions
+from fedstill.algorithms.feddf import FedDF, FedDFOptions
+from fedstill.algorithms.moon import Contrastive
 from fedstill.core.message import State
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.distillation.transfer import note_ceiling

@@ -14,11 +14,22 @@ from pydantic import Field
 from fedstill.algorithm import Client, algorithm
 from fedstill.algorithms.fedavg import FedAvg, FedAvgOptions
 from fedstill.core.message import Message
+from fedstill.core.options import Part
 from fedstill.local.terms import model_contrastive
 from fedstill.local.update import local_update
 from fedstill.training.fit import Term
 
-__all__ = ["Moon", "contrastive_terms"]
+__all__ = ["Contrastive", "Moon", "contrastive_terms"]
+
+
+class Contrastive(Part):
+    """MOON's term in the clients' objective."""
+
+    mu: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the term."""
+
+    temperature: Annotated[float, Field(gt=0)] = 0.5
+    """Temperature of the similarities."""
 
 
 class MoonOptions(FedAvgOptions):
