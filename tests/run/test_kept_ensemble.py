@@ -83,3 +83,13 @@ def test_it_is_loaded_like_any_model_and_exported_as_one_program(tiny: Any, tmp_
     file = io.BytesIO(program_bytes(found))
     program = torch.export.load(file).module()
     assert torch.allclose(program(images).softmax(1), found.predict(images, probabilities=True), atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["pool", "own"])
+def test_voters_that_are_kept_say_the_same_in_any_company(norm: str, tiny: Any, tmp_path: Path) -> None:
+    algorithm = {"name": "feddf", "weighting": "median", "weighting_options": {"vote_norm": norm}, **FAST}
+    result = kept(tiny, tmp_path, algorithm, rounds=1, model={"name": "cnn-small", "options": {}})
+    network, _ = read_ensemble(tmp_path / "run" / "ensemble")
+    x = next(iter(result.task.tests.values())).x[:6]
+    with torch.no_grad():
+        assert torch.allclose(network(x)[:2], network(x[:2]), atol=1e-4)

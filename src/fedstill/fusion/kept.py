@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,10 +26,12 @@ from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Space, ensemble_table
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weightings import WeightingContext, make_weighting, report_of
+from fedstill.fusion.vote_norm import Voters
+from fedstill.fusion.weightings import WeightingContext, make_weighting, options_kind, report_of
 from fedstill.models import build
 from fedstill.models.files import read_state, state_bytes
 from fedstill.models.network import Network
+from fedstill.models.statistics import recalibrate
 from fedstill.task import Task
 
 __all__ = ["INDEX", "Ensemble", "Speakers", "read_ensemble", "speakers_of", "write_ensemble"]
@@ -64,7 +66,14 @@ class Mixed(Protocol):
 def speakers_of(
     task: Task, options: Mixed, settings: Mapping[str, Any], server: Server, teachers: Sequence[Teacher], round: Round
 ) -> Speakers:
-    """A round's ensemble, as it can be kept."""
+    """A round's ensemble, as it can be kept. Voters that the pool's batches normalised get the pool's statistics for their own:
+    what is kept must say the same of a sample in whatever company it comes."""
+    kind = options_kind(options.weighting)
+    if kind is not None and issubclass(kind, Voters):
+        pool = task.pool if settings.get("vote_norm") != "own" else None
+        settings = {**settings, "vote_norm": "own"}
+        if pool is not None:
+            teachers = [replace(t, load=partial(_recalibrated, t, pool.samples)) for t in teachers]
     networks, replies = task.networks, [teacher.reply for teacher in teachers if teacher.reply is not None]
     wanted = dict.fromkeys(r.prototype if r.prototype in server.models else networks.student for r in replies)
     backbones = {name: partial(networks.load, name, server.models[name], "backbone") for name in wanted}
@@ -80,6 +89,10 @@ def speakers_of(
         task.classes,
         backbones if report_of(options.weighting) == "projection" else {},
     )
+
+
+def _recalibrated(teacher: Teacher, samples: Samples) -> Network:
+    return recalibrate(teacher.load(), samples)
 
 
 def write_ensemble(
