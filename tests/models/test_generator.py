@@ -84,6 +84,16 @@ def test_the_final_norm_of_fedftgs_code_standardises_each_channel():
     assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["conditional", "mlp-conditional"])
+def test_vectors_have_no_range(kind):
+    net = build_generator(kind, classes=4, shape=(5,), noise_dim=7, seed=1)
+    torch.nn.init.constant_(net.body[-2].bias, 3.0)
+    x, labels = net.sample(6, stream())
+    assert x.shape == (6, 5)
+    assert x.max() > 1
+    assert labels.shape == (6,)
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "line"),
     [
@@ -91,6 +101,7 @@ def test_the_final_norm_of_fedftgs_code_standardises_each_channel():
         ("features", {}, "needs feature_dim"),
         ("dcgan", {"shape": (1, 4, 8)}, "at least 8 pixels"),
         ("dcgan", {"shape": None}, "needs a shape"),
+        ("dcgan", {"shape": (5,)}, "makes images, and the inputs are vectors"),
         ("dcgan", {"hidden": 3}, "unknown option of generator 'dcgan' 'hidden'"),
         ("dcgan", {"noise": "gauss"}, "unknown noise"),
         ("dcgan", {"noise_dim": 0}, "noise_dim = 0"),

@@ -8,6 +8,7 @@ from typing import Any
 from fedstill.algorithm import ALGORITHMS, Algorithm, Options
 from fedstill.core.errors import FedstillError
 from fedstill.core.options import validated
+from fedstill.fusion.sources.generator import check_generated
 from fedstill.task import Task
 
 __all__ = ["algorithms", "create", "options_of"]
@@ -36,6 +37,6 @@ def create(task: Task) -> Algorithm:
         raise FedstillError(f"{kind.name} distils on unlabelled data: set data.server, data.target or data.holdout")
     if "target" in kind.needs and not data.target:
         raise FedstillError(f"{kind.name} adapts to an unlabelled target domain: set data.target")
-    if "generator" in kind.needs and len(task.shape) != 3:
-        raise FedstillError(f"{kind.name} generates images; this task's inputs have shape {task.shape}")
+    if "generator" in kind.needs:
+        check_generated(task, kind.name)
     return kind(task, options_of(task.config.algorithm))

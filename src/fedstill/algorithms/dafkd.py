@@ -27,7 +27,7 @@ from fedstill.fusion.ensemble import Space, ensemble_table, summed_space
 from fedstill.fusion.generated import generator_quality
 from fedstill.fusion.merges import MergeName, by_examples, uniform, weighted_sum
 from fedstill.fusion.sources import Source
-from fedstill.fusion.sources.generator import check_range, generator_for
+from fedstill.fusion.sources.generator import check_generated, check_range, generator_for
 from fedstill.fusion.teacher import Teacher
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
 from fedstill.models.generator import Generator
@@ -153,7 +153,7 @@ class DaFKDOptions(FedDFOptions):
     """Every teacher counts alike (ablation, Table 3)."""
 
     level: Literal["images", "features"] = "images"
-    """Whether images are generated, or features of the layer before the head (Appendix A)."""
+    """Whether inputs are generated (images or vectors), or features of the layer before the head (Appendix A)."""
 
     secure: bool = False
     """Models and discriminators stay with the clients, and the server learns only sums over the clients (Appendix B)."""
@@ -202,6 +202,7 @@ class DaFKD(FedDF[DaFKDOptions]):
         if self.personal:
             raise FedstillError("dafkd's clients train the server's own models: leave model.student out")
         if chosen.level == "images":
+            check_generated(task, self.name)
             check_range(task)
         else:
             if chosen.no_sharing:
@@ -381,7 +382,7 @@ class DaFKD(FedDF[DaFKDOptions]):
 
     def samples(self, server: Server, round: Round) -> Tensor | None:
         """Eight rows of generated images, a column a class, from the same noise every time."""
-        if self.options.level == "features":
+        if self.options.level == "features" or not shows_images(self.task):
             return None
         return class_grid(self.own_generator(server.parts["generator"]), Round(0, round.total, round.seed).rng("samples"))
 
@@ -389,6 +390,11 @@ class DaFKD(FedDF[DaFKDOptions]):
 def kinds(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Names, shapes and types."""
     return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
+
+
+def shows_images(task: Task) -> bool:
+    """Whether inputs can be looked at: neither vectors nor what a frozen trunk makes of images."""
+    return task.kind == "image" and task.kept_trunk is None
 
 
 def class_grid(generator: Generator, rng: torch.Generator, rows: int = 8) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fedstill.algorithm import Reply, Round, Server, algorithm
 from fedstill.algorithms.counting import Counting
-from fedstill.algorithms.dafkd import GeneratorPart, class_grid
+from fedstill.algorithms.dafkd import GeneratorPart, class_grid, shows_images
 from fedstill.algorithms.fedavg import FedAvgOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State, clone
@@ -291,4 +291,6 @@ class FedFTG(Counting[FedFTGOptions]):
 
     def samples(self, server: Server, round: Round) -> Tensor | None:
         """Eight rows of generated images, a column a class."""
+        if not shows_images(self.task):
+            return None
         return class_grid(self.generator(server.parts["generator"]), Round(0, round.total, round.seed).rng("samples"))

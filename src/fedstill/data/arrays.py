@@ -31,6 +31,7 @@ __all__ = ["ARRAYS", "Arrays", "federation", "open_arrays", "store", "stored"]
 
 ARRAYS = frozenset({".npz", ".npy"})
 PREFIX = "arrays:"
+TARGET = "target"
 # what the parts are called in files, ours first, then those of Keras and MedMNIST
 _NAMES = {
     "x": ("x", "x_train", "train_images", "images", "data", "features", "inputs"),
@@ -274,12 +275,14 @@ def federation(
     clients: Mapping[str, tuple[Any, Any]],
     pool: Any = None,
     tests: Mapping[str, tuple[Any, Any]] | None = None,
+    target: tuple[Any, Any] | None = None,
     cache: str | Path | None = None,
 ) -> dict[str, Any]:
     """The table ``[data]`` of a federation whose clients are arrays ``(x, y)`` by name, all classes counted together.
 
     ``pool`` are unlabelled inputs for the server; ``tests`` are pairs like the clients', by the same names, and where a client
-    has none a fifth of its samples is held out.
+    has none a fifth of its samples is held out. ``target`` is the domain that systems of domain adaptation adapt to: its labels
+    are for the test alone.
 
     >>> x, y = np.zeros((10, 2)), np.arange(10) % 2
     >>> made = federation({"north": (x, y), "south": (x, y)}, pool=x, cache=tempfile.mkdtemp())
@@ -292,25 +295,33 @@ def federation(
     for name in tests:
         if name not in clients:
             raise unknown("client in tests", name, clients)
-    for what, held in (("clients", clients), ("tests", tests)):
+    if target is not None and (pool is not None or TARGET in clients):
+        other = f"clients['{TARGET}']" if TARGET in clients else "pool"
+        raise FedstillError(f"give target or {other}, not both: the target's own inputs are the server's pool")
+    adapted = {} if target is None else {TARGET: target}
+    groups = {"clients": clients, "tests": tests, "target": adapted}
+    for what, held in groups.items():
         for name, pair in held.items():
             if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise FedstillError(f"{what}['{name}'] is a pair (x, y), not {type(pair).__name__}")
-    labels = {(what, name): as_array(pair[1]) for what, held in (("c", clients), ("t", tests)) for name, pair in held.items()}
+                place = what if what == "target" else f"{what}['{name}']"
+                raise FedstillError(f"{place} is a pair (x, y), not {type(pair).__name__}")
+    labels = {(what, name): as_array(pair[1]) for what, held in groups.items() for name, pair in held.items()}
     classes, numbered = _numbered("clients", [v.reshape(-1) for v in labels.values()], None)
     number = dict(zip(labels, numbered, strict=True))
     domains = [
         store(
             pair[0],
-            number["c", name],
+            number["clients", name],
             name=_plain(name),
             classes=classes,
-            test=(tests[name][0], number["t", name]) if name in tests else None,
+            test=(tests[name][0], number["tests", name]) if name in tests else None,
             cache=cache,
         )
         for name, pair in clients.items()
     ]
     server = {} if pool is None else {"server": store(pool, name="pool", cache=cache)}
+    for name, pair in adapted.items():
+        server["target"] = store(pair[0], number["target", name], name=name, classes=classes, cache=cache)
     return {"domains": domains, **server}
 
 

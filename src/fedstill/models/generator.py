@@ -1,4 +1,4 @@
-"""Generators of the samples that knowledge is distilled on: images, or features of the layer before the head."""
+"""Generators of the samples that knowledge is distilled on: images, vectors, or features of the layer before the head."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ __all__ = ["GENERATORS", "Generator", "GeneratorKind", "build_generator", "descr
 
 class Generator(nn.Module):
     """Noise, and a label where ``conditional``, to samples of ``shape``; images lie in [-1, 1], the normalised range.
+    Vectors, which only some make, have no range.
 
     ``noise`` is the distribution of z: "normal" or "uniform" on [0, 1].
 
@@ -32,6 +33,7 @@ class Generator(nn.Module):
     """
 
     conditional: ClassVar[bool] = True
+    vectors: ClassVar[bool] = False  # whether it also makes vectors (width,)
     kind = ""  # the name and the options that it was built with
     options: Mapping[str, Any] = {}
 
@@ -145,7 +147,13 @@ class DCGAN(Generator):
 
 
 class MLPGenerator(Generator):
-    """The DaFKD paper's words taken literally (Wang et al. 2023): two embeddings, fully connected layers."""
+    """The DaFKD paper's words taken literally (Wang et al. 2023): two embeddings, fully connected layers.
+
+    >>> build_generator("mlp-conditional", classes=3, shape=(5,), seed=0).sample(2, torch.Generator())[0].shape
+    torch.Size([2, 5])
+    """
+
+    vectors = True
 
     def __init__(self, classes: int, shape: tuple[int, ...], noise_dim: int, noise: str = "normal", hidden: int = 256) -> None:
         super().__init__(classes, shape, noise_dim, noise)
@@ -158,7 +166,7 @@ class MLPGenerator(Generator):
             nn.BatchNorm1d(2 * hidden),
             nn.LeakyReLU(0.2, inplace=True),
             nn.Linear(2 * hidden, math.prod(shape)),
-            nn.Tanh(),
+            nn.Tanh() if len(shape) == 3 else nn.Identity(),
         )
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
@@ -232,7 +240,8 @@ def build_generator(
     seed: int | None = None,
     **options: Any,
 ) -> Generator:
-    """A generator of images of ``shape`` (channels, height, width), or of ``feature_dim`` features for "features".
+    """A generator of images of ``shape`` (channels, height, width) or vectors (width,), or of ``feature_dim`` features for
+    "features". There is nothing to convolve in vectors: "conditional" is "mlp-conditional" there.
 
     With ``seed`` the initial weights depend on the seed alone.
     """
@@ -241,8 +250,12 @@ def build_generator(
         if feature_dim is None:
             raise FedstillError("generator 'features' needs feature_dim, the width of the head's input")
         shape = (feature_dim,)
-    elif shape is None or len(shape) != 3:
-        raise FedstillError(f"generator '{kind}' makes images and needs a shape (channels, height, width)")
+    elif shape is None or len(shape) not in (1, 3):
+        raise FedstillError(f"generator '{kind}' needs a shape: (channels, height, width) of images, or (width,) of vectors")
+    elif len(shape) == 1:
+        cls = MLPGenerator if cls is ConditionalGenerator else cls
+        if not cls.vectors:
+            raise FedstillError(f"generator '{kind}' makes images, and the inputs are vectors: take 'mlp-conditional'")
     if noise_dim < 1:
         raise FedstillError(f"noise_dim = {noise_dim}: a generator needs at least one dimension of noise")
     valid = [key for key in inspect.signature(cls).parameters if key not in ("classes", "shape", "noise_dim")]

@@ -24,6 +24,7 @@ def run(
     clients: Mapping[str, tuple[Any, Any]] | None = None,
     pool: Any = None,
     tests: Mapping[str, tuple[Any, Any]] | None = None,
+    target: tuple[Any, Any] | None = None,
     settings: Sequence[str] | Mapping[str, Any] = (),
     resume: bool = False,
     progress: bool | None = None,
@@ -37,6 +38,7 @@ def run(
         clients: data in memory instead of ``data.domains``: pairs ``(x, y)`` of arrays or tensors by name.
         pool: unlabelled inputs for the server, with ``clients``.
         tests: pairs like the clients', by the same names; without them a fifth of each client's samples is held out.
+        target: a pair ``(x, y)``, with ``clients``, for systems that adapt to a domain; its labels are for the test alone.
         settings: changes, ``{"rounds": 2, "algorithm.name": "feddf"}`` or ``["rounds=2", "algorithm.name=feddf"]``.
         resume: go on from the last checkpoint in ``out``.
         progress: show bars or lines; by default on a terminal and in a notebook only.
@@ -63,7 +65,7 @@ def run(
     """
     from fedstill.run import entry  # slow: brings torch
 
-    config = entry.configured(what, clients, pool, tests, settings)
+    config = entry.configured(what, clients, pool, tests, target, settings)
     return entry.run_shown(config, Path(out), resume, progress, listeners)
 
 

@@ -30,10 +30,12 @@ class _Warned(Listener):
         warnings.warn(text, stacklevel=CALLER)
 
 
-def configured(what: Any, clients: Any, pool: Any, tests: Any, settings: Sequence[str] | Mapping[str, Any]) -> Config:
+def configured(
+    what: Any, clients: Any, pool: Any, tests: Any, target: Any, settings: Sequence[str] | Mapping[str, Any]
+) -> Config:
     """The configuration that a program describes."""
-    if clients is not None or pool is not None or tests is not None:
-        what = _in_memory(what, clients, pool, tests)
+    if any(given is not None for given in (clients, pool, tests, target)):
+        what = _in_memory(what, clients, pool, tests, target)
     if what is None:
         raise TypeError("fedstill.run() needs a preset, a TOML file or a dictionary, or clients={'north': (x, y), ...}")
     if isinstance(what, Config):
@@ -48,17 +50,17 @@ def configured(what: Any, clients: Any, pool: Any, tests: Any, settings: Sequenc
     return found.config
 
 
-def _in_memory(what: Any, clients: Any, pool: Any, tests: Any) -> dict[str, Any]:
+def _in_memory(what: Any, clients: Any, pool: Any, tests: Any, target: Any) -> dict[str, Any]:
     """The tree that ``what`` names, its domains and pool replaced by arrays."""
     if isinstance(what, Config):
-        raise TypeError("clients, pool and tests complete a preset, a file or a dictionary; a Config is complete")
+        raise TypeError("clients, pool, tests and target complete a preset, a file or a dictionary; a Config is complete")
     if clients is None:
-        raise TypeError("pool and tests go with clients={'north': (x, y), ...}")
+        raise TypeError("pool, tests and target go with clients={'north': (x, y), ...}")
     if not isinstance(clients, Mapping):
         raise TypeError(f"clients is a dictionary of pairs (x, y) by name, not {type(clients).__name__}")
     tree = dict(tree_in(what)) if what is not None else {}
     kept = {key: value for key, value in tree.get("data", {}).items() if key not in ("domains", "server", "target")}
-    return {**tree, "data": {**kept, **federation(clients, pool, tests)}}
+    return {**tree, "data": {**kept, **federation(clients, pool, tests, target)}}
 
 
 def run_shown(config: Config, out: Path, resume: bool, progress: bool | None, listeners: Sequence[Listener]) -> Result:

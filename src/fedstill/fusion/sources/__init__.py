@@ -16,12 +16,13 @@ from fedstill.fusion.sources.contract import (
     Source,
     SourceContext,
     SourceKind,
+    kinds_of,
     reports_for,
     source,
 )
 from fedstill.task import Task
 
-__all__ = ["SOURCES", "Source", "SourceContext", "SourceKind", "draw", "fresh_inputs", "reports_for", "source"]
+__all__ = ["SOURCES", "Source", "SourceContext", "SourceKind", "draw", "fresh_inputs", "kinds_of", "reports_for", "source"]
 
 
 def draw(

@@ -16,7 +16,7 @@ from fedstill.core.registry import Registry
 from fedstill.data.samples import Samples
 from fedstill.task import Task
 
-__all__ = ["MIXTURE", "SOURCES", "Source", "SourceContext", "SourceKind", "reports_for", "source"]
+__all__ = ["MIXTURE", "SOURCES", "Source", "SourceContext", "SourceKind", "kinds_of", "reports_for", "source"]
 
 MIXTURE = "mixture"  # of other kinds, by their shares
 
@@ -102,7 +102,15 @@ def source(name: str, *, fresh: bool = False, report: str | None = None) -> Call
     return SOURCES.register(name, lambda draw: SourceKind(draw, fresh, report))
 
 
+def kinds_of(options: Source) -> list[str]:
+    """The kinds that samples are drawn from: one, or those with a share in a mixture.
+
+    >>> kinds_of(Source()), kinds_of(Source(kind="mixture", shares={"data": 1, "noise": 0}))
+    (['data'], ['data'])
+    """
+    return [kind for kind, share in options.shares.items() if share > 0] if options.kind == MIXTURE else [options.kind]
+
+
 def reports_for(options: Source) -> list[str]:
     """What clients must report for a source, or for the parts of a mixture."""
-    kinds = [kind for kind, share in options.shares.items() if share > 0] if options.kind == MIXTURE else [options.kind]
-    return list(dict.fromkeys(found for kind in kinds if (found := SOURCES.get(kind).report) is not None))
+    return list(dict.fromkeys(found for kind in kinds_of(options) if (found := SOURCES.get(kind).report) is not None))

@@ -17,20 +17,28 @@ from fedstill.core.streams import subseed
 from fedstill.data.samples import Samples
 from fedstill.fusion.sources.contract import SourceContext, source
 from fedstill.models.files import read_state
-from fedstill.models.generator import Generator, build_generator
+from fedstill.models.generator import FeatureGenerator, Generator, build_generator
 from fedstill.task import Task
 
-__all__ = ["Frozen", "check_range", "from_generator", "frozen_generator", "generator_for", "load_generator"]
+__all__ = ["Frozen", "check_generated", "check_range", "from_generator", "frozen_generator", "generator_for", "load_generator"]
 
 
 def check_range(task: Task) -> None:
     """Refuse a task whose normalised images are not in [-1, 1], where generators make theirs: they could never meet."""
+    if len(task.shape) != 3:
+        return  # vectors have no range
     network = task.networks.get(task.networks.student)
     values = [network.mean, network.std]
     if any(x != 0.5 for value in values for x in (value if isinstance(value, list) else [value])):
         raise FedstillError(
             "generated images lie in [-1, 1]: set data.mean = 0.5 and data.std = 0.5 for systems that generate them"
         )
+
+
+def check_generated(task: Task, name: str) -> None:
+    """Refuse a task of texts for the system ``name``: no step leads from a generator to token ids."""
+    if task.kind == "text" and task.kept_trunk is None:
+        raise FedstillError(f"{name} generates inputs, and texts cannot be generated: it is for images and vectors")
 
 
 def from_generator(generator: nn.Module, size: int, rng: torch.Generator, batch_size: int = 256) -> Samples:
@@ -120,9 +128,10 @@ def frozen_generator(spec: str, task: Task) -> Frozen:
     except Exception as error:  # a user's own code may raise anything
         raise FedstillError(f"source.generator = '{spec}' cannot make samples: {first_line(error)}") from error
     shape = tuple(made.shape[1:]) if isinstance(made, Tensor) else None
-    if shape == tuple(task.shape):
+    features = shape == (task.networks.get(task.networks.student).feature_dim,)
+    if shape == tuple(task.shape) and not (features and isinstance(module, FeatureGenerator)):  # vectors may be as wide
         return Frozen(module)
-    if shape == (task.networks.get(task.networks.student).feature_dim,):
+    if features:
         return Frozen(module, features=True)
     what = f"samples of shape {shape}" if shape is not None else f"a {type(made).__name__} instead of samples"
     raise FedstillError(f"source.generator = '{spec}' makes {what}, and this task's inputs have shape {tuple(task.shape)}")

@@ -1,4 +1,4 @@
-"""A discriminator without a generator: one linear layer on a site's own network that says how much an image is like the site's.
+"""A discriminator without a generator: one linear layer on a site's own network that says how much a sample is like the site's.
 
 DaFKD's discriminator (Eq. 2) learns against a generator that all clients train together. A site that hands over a file has none,
 nor has a client of FedDF; theirs learns against images that are not the site's: public ones, or distortions of its own.
@@ -29,12 +29,15 @@ DECAY = 1e-3  # keeps the layer finite where the two kinds of images can be told
 
 def distorted(samples: Samples, rng: torch.Generator) -> Samples:
     """Each image in one of four ways: its quarters swapped, inverted, turned by a right angle and blended with noise, or noise.
+    Vectors likewise: each number from another sample, mirrored at the mean, blended with noise, or noise.
 
     >>> x = torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4)
     >>> distorted(Samples(x), torch.Generator().manual_seed(0)).x.shape
     torch.Size([1, 1, 4, 4])
     """
     x = samples.x
+    if x.dtype != torch.uint8:
+        return Samples(_distorted_vectors(x.flatten(1), rng).view_as(x))
     noise = torch.randint(0, 256, x.shape, generator=rng, dtype=torch.uint8)
     half = (x.shape[2] // 2, x.shape[3] // 2)
     square = x.shape[2] == x.shape[3]
@@ -42,6 +45,14 @@ def distorted(samples: Samples, rng: torch.Generator) -> Samples:
     ways = torch.stack([x.roll(half, (2, 3)), 255 - x, ((turned.int() + noise.int()) // 2).to(torch.uint8), noise])
     which = torch.randint(0, len(ways), (len(x),), generator=rng)
     return Samples(ways[which, torch.arange(len(x))])
+
+
+def _distorted_vectors(x: Tensor, rng: torch.Generator) -> Tensor:
+    mean, deviation = x.mean(0), x.std(0, correction=0)
+    noise = mean + deviation * torch.randn(x.shape, generator=rng)
+    exchanged = x.gather(0, torch.rand(x.shape, generator=rng).argsort(0))
+    ways = torch.stack([exchanged, 2 * mean - x, (x + noise) / 2, noise])
+    return ways[torch.randint(0, len(ways), (len(x),), generator=rng), torch.arange(len(x))]
 
 
 def discriminator_for(network: Network, own: Samples, others: Samples) -> State:
@@ -75,7 +86,7 @@ def discriminator_for(network: Network, own: Samples, others: Samples) -> State:
 
 @report("discriminator", after=True)
 def reported_discriminator(message: Message, client: Client, options: Mapping[str, Any]) -> State:
-    """A discriminator on the network just trained, against distortions of the client's own images."""
-    if client.data.x.ndim != 4:
-        raise FedstillError("a discriminator learns against distorted images; this task's inputs are not images")
+    """A discriminator on the network just trained, against distortions of the client's own inputs."""
+    if not (client.data.x.dtype == torch.uint8 or client.data.x.is_floating_point()):
+        raise FedstillError("a discriminator learns against distorted inputs, and texts cannot be distorted")
     return discriminator_for(client.network, client.data, distorted(client.data, client.rng("discriminator")))

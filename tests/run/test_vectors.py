@@ -1,0 +1,115 @@
+"""Vectors end to end: every system on arrays in memory, and what only images can have said before anybody trains."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import fedstill
+from fedstill.algorithms import algorithms
+from fedstill.core.errors import FedstillError
+from fedstill.data.samples import Samples
+from fedstill.fusion.weightings import weightings
+from fedstill.local.reports.discriminator import distorted
+
+FEW = {  # each system's own steps, cut to what a test can wait for
+    "dafkd": ["source.size=16", "distillation.steps=2", "generator.noise_dim=4"],
+    "feddf": ["distillation.steps=2"],
+    "fedbe": ["distillation.epochs=1"],
+    "fedd3a": ["distillation.epochs=1"],
+    "fedftg": ["iterations=1", "student_steps=1", "generator.noise_dim=4"],
+    "fedgen": ["steps=2"],
+    "fedvirtual": ["distillation.epochs=1"],
+}
+ADAPTS = [name for name, kind in algorithms().items() if "target" in kind.needs]
+
+
+def site(shift, n=30):
+    rng = np.random.default_rng(int(10 * shift) + 100)
+    labels = np.arange(n) % 3
+    return rng.normal(size=(n, 4)) + labels[:, None] + shift, labels
+
+
+def ran(tmp_path, name, *settings, **given):
+    given = {"pool": site(0.5)[0], **given}
+    few = [f"algorithm.{text}" for text in FEW.get(name, [])]
+    sites = {"north": site(0), "south": site(1)}
+    fixed = ["rounds=2", "local.epochs=1", "model.options.hidden=[8]", "engine.threads=1", f"algorithm.name={name}"]
+    return fedstill.run(clients=sites, out=tmp_path / "run", settings=[*fixed, *few, *settings], **given)
+
+
+@pytest.mark.parametrize("name", sorted(algorithms()))
+def test_every_system_takes_vectors(tmp_path, name):
+    result = ran(tmp_path, name, **({"pool": None, "target": site(0.5)} if name in ADAPTS else {}))
+    assert len(result.history) == 2
+    assert result.task.kind == "vector"
+    assert 0 <= result.accuracy <= 1
+    assert not (tmp_path / "run" / "samples").exists(), "vectors are no pictures"
+
+
+@pytest.mark.parametrize("name", sorted(weightings()))
+def test_every_weighting_takes_vectors(tmp_path, name):
+    assert len(ran(tmp_path, "feddf", f"algorithm.weighting={name}").history) == 2
+
+
+def test_a_generator_of_vectors_can_be_distilled_on_later(tmp_path):
+    ran(tmp_path, "fedftg")
+    made = tmp_path / "run" / "generator.safetensors"
+    kinds = ["algorithm.source.kind=generator", "algorithm.source.size=8", f"algorithm.source.generator={made}"]
+    assert len(ran(tmp_path / "again", "feddf", *kinds, pool=None).history) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("dafkd", ["algorithm.generator.kind=dcgan"], "makes images, and the inputs are vectors: take 'mlp-conditional'"),
+        ("fedftg", ["algorithm.generator.kind=dcgan"], "makes images, and the inputs are vectors"),
+        ("feddf", ["algorithm.source.kind=noise"], "'noise' makes images"),
+        ("feddf", ["algorithm.source.kind=mixture"], "'noise' makes images"),
+        ("kdcl", [], "set data.target"),
+    ],
+)
+def test_what_vectors_cannot_have_is_one_line_before_anybody_trains(tmp_path, name, settings, says, monkeypatch):
+    def trains(*_, **__):
+        pytest.fail("somebody trained")
+
+    monkeypatch.setattr("fedstill.local.update.fit", trains)
+    with pytest.raises(FedstillError, match=says) as error:
+        ran(tmp_path, name, *settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["dafkd", "fedftg"])
+def test_texts_cannot_be_generated(tmp_path, name):
+    words = np.array(["a good and lovely film", "a bad and awful film"] * 10), np.array([0, 1] * 10)
+    with pytest.raises(FedstillError, match="texts cannot be generated"):
+        fedstill.run(clients={"a": words, "b": words}, out=tmp_path, settings=[f"algorithm.name={name}"])
+
+
+def test_the_target_is_tested_and_its_inputs_are_the_pool(tmp_path):
+    result = ran(tmp_path, "kd3a", pool=None, target=site(0.5))
+    assert result.task.target == "target"
+    assert torch.equal(result.task.pool.samples.x, result.task.domains["target"].train.x)
+    assert result.task.pool.samples.y is None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"target": site(0)}, "give target or pool, not both"),
+        ({"target": site(0)[0], "pool": None}, r"target is a pair \(x, y\)"),
+    ],
+)
+def test_mistakes_with_the_target(tmp_path, given, says):
+    with pytest.raises(FedstillError, match=says):
+        ran(tmp_path, "kd3a", **given)
+
+
+def test_distorted_vectors_keep_their_scale_and_lose_their_samples():
+    x = torch.randn(400, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 10.0, 0.0]) + 5
+    made = distorted(Samples(x), torch.Generator().manual_seed(1)).x
+    assert made.shape == x.shape
+    assert torch.allclose(made.mean(0), x.mean(0), atol=1.5)
+    assert torch.equal(made[:, 2], x[:, 2])  # what never changes stays as it is
+    assert sum(bool((row == x).all(1).any()) for row in made) < 5  # by chance alone
