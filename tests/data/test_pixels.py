@@ -189,6 +189,29 @@ def test_16_bit_colours_keep_both_bytes(site):
     assert np.abs(grey - expected @ [0.299, 0.587, 0.114]).max() <= 1
 
 
+@pytest.mark.parametrize("kind", [4, 6])
+def test_12_bits_beside_an_alpha_of_16_are_not_lost(site, kind):
+    values = RAMP.astype(np.uint16) * 65
+    opaque = np.full_like(values, 65535)
+    planes = np.stack([*[values] * (kind - 3 if kind == 6 else 1), opaque], axis=-1)
+    with pytest.raises(FedstillError, match=r"set data.range, such as \[0, 4095\]"):
+        loaded(site(*[png(planes, kind)] * 2, name="silent"))
+    expected = np.rint(values * (255 / 4095))
+    assert (loaded(site(*[png(planes, kind)] * 2, name="said"), channels=1, range=(0, 4095))[0] == expected).all()
+    assert (loaded(site(*[png(planes, kind, bits=12)] * 2, name="bits"), channels=1)[0] == expected).all()
+
+
+@pytest.mark.parametrize("kind", [4, 6])
+@pytest.mark.parametrize(("ink", "paper"), [(0, 255), (65535, 0)])
+def test_ink_of_16_bits_on_nothing(site, kind, ink, paper):
+    planes = np.full((6, 6, 2 if kind == 4 else 4), ink, dtype=np.uint16)
+    planes[:, :3, -1], planes[:, 3:, -1] = 0, 65535
+    found = loaded(site(*[png(planes, kind)] * 2, name="ink"), channels=1)[0]
+    assert (loaded(site(*[png(planes, kind)] * 2, name="said"), channels=1, range=(0, 65535))[0] == found).all()
+    assert (found[:, :3] == paper).all()
+    assert (found[:, 3:] == ink // 257).all()
+
+
 def test_white_is_zero_in_16_bits(site):
     values = (RAMP * 1040).astype(np.uint16)
     folder = site(*[(Image.fromarray(values), tags(_262=0))] * 2, ending="tif")

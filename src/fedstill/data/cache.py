@@ -20,7 +20,7 @@ from fedstill.core.scratch import remove_parts
 
 __all__ = ["cache_folder", "cached", "forget"]
 
-_FORMAT = 2  # raised whenever the same source would be decoded differently
+_FORMAT = 3  # raised whenever the same source would be decoded differently
 
 Entry = tuple[dict[str, Tensor], dict[str, Any]]
 

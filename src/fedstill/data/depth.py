@@ -25,6 +25,7 @@ _BITS, _INVERTED, _FORMAT = 258, 262, 339  # tags of TIFF: BitsPerSample, Photom
 _LOWEST, _HIGHEST = (340, 280), (341, 281)  # SMinSampleValue or MinSampleValue, SMaxSampleValue or MaxSampleValue
 _OTHER = {"L": "B", "B": "L", "N": "B" if sys.byteorder == "little" else "L"}  # the byte order that shows the low byte
 _16 = (0.0, 65535.0)
+_DEEP = ("RGB;16", "RGBA;16", "RGBX;16", "LA;16")  # of which Pillow keeps the high bytes
 
 
 def is_deep(image: Image.Image) -> bool:
@@ -33,18 +34,25 @@ def is_deep(image: Image.Image) -> bool:
     >>> is_deep(Image.new("F", (2, 2))), is_deep(Image.new("L", (2, 2)))
     (True, False)
     """
-    return image.mode == "F" or image.mode.startswith("I") or rawmode(image).startswith("RGB;16")
+    return image.mode == "F" or image.mode.startswith("I") or rawmode(image).startswith(_DEEP)
 
 
 def deep_image(image: Image.Image, again: Image.Image) -> Deep:
     """The values of a deep image and what its file says of them; ``again`` is the same image opened a second time."""
     declared, room = _limits(image)
     inverted = _tags(image).get(_INVERTED) == 0
-    if image.mode != "RGB":
+    if not rawmode(image).startswith(_DEEP):
         return Deep(np.asarray(image), declared, room, inverted=inverted)
+    if rawmode(image).startswith("LA"):
+        # read as if each byte were a channel, since there is no way to the low bytes of grey and alpha alone
+        again._mode = "RGBA"
+        again.tile = [tile._replace(args="RGBA") for tile in again.tile]  # type: ignore[attr-defined]
+        four = np.asarray(again).astype(np.uint16)
+        return Deep(four[..., 0] << 8 | four[..., 1], declared, room, alpha=(four[..., 2] << 8 | four[..., 3]) / 65535)
     again.tile = [tile._replace(args=_other_byte(tile.args)) for tile in again.tile]  # type: ignore[attr-defined]
     high, low = np.asarray(image).astype(np.uint16), np.asarray(again)
-    return Deep(high << 8 | low, declared, room)
+    whole = high << 8 | low
+    return Deep(whole[..., :3], declared, room, alpha=whole[..., 3] / 65535 if whole.shape[2] == 4 else None)
 
 
 def rawmode(image: Image.Image) -> str:
@@ -75,7 +83,7 @@ def _limits(image: Image.Image) -> tuple[Limits | None, Limits | None]:
     bits, form = int(max(_numbers(tags.get(_BITS, 16)))), max(_numbers(tags.get(_FORMAT, 1)))
     high = next((float(max(_numbers(tags[tag]))) for tag in _HIGHEST if tag in tags), None)
     low = next((float(min(_numbers(tags[tag]))) for tag in _LOWEST if tag in tags), None)
-    if image.mode.startswith("I;16") or image.mode == "RGB":
+    if image.mode.startswith("I;16") or image.mode.startswith("RGB"):
         # a greatest value is a matter of bits: one file's own maximum would not be the next one's
         used = math.ceil(math.log2(high + 1)) if high is not None and 255 < high < 2**bits - 1 else bits
         return (0.0, 2.0**used - 1) if used < 16 else None, (0.0, 2.0**bits - 1)
@@ -165,13 +173,15 @@ and white: set data.range, such as [0, 1023]
     """
     low, high = depth.found
     if wanted is not None:
-        if high <= wanted[0] or low >= wanted[1]:
+        at_an_end = low < high and (high == wanted[0] or low == wanted[1])
+        if high < wanted[0] or low > wanted[1] or at_an_end:
             text = f"data.range = [{wanted[0]:g}, {wanted[1]:g}]"
             raise FedstillError(f"{text}, but the images of '{name}' hold values from {low:g} to {high:g}")
         return wanted
     for limits, share in ((depth.declared, 0.0), (depth.room, 0.25)):
         inside = limits is not None and limits[0] <= low and high <= limits[1]
-        if limits is not None and inside and max(-low, high) >= share * max(-limits[0], limits[1]):
+        black = limits is not None and low == high == limits[0]  # on every scale
+        if limits is not None and inside and (black or max(-low, high) >= share * max(-limits[0], limits[1])):
             return limits
     room = f", with room up to {depth.room[1]:g}" if depth.room is not None else ""
     raise FedstillError(

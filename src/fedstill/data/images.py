@@ -24,6 +24,8 @@ _GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)  # orientations that exchange height and width
 _LIGHT = 192  # ink lighter than this would be lost on white
+_LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+_16_BITS = (0.0, 65535.0)
 _LOOKED_AT = 100  # transparent images whose ink decides on the background
 Unreadable = list[tuple[str, str]]  # an image's name, and why it cannot be decoded
 
@@ -128,8 +130,9 @@ def _values(item: Encoded) -> Deep:
     again = item.open()
     assert isinstance(again, Image.Image)
     with image, again:
-        deep = deep_image(image, again)
-        return replace(deep, values=_turned(deep.values, _orientation(image)))
+        deep, orientation = deep_image(image, again), _orientation(image)
+        alpha = None if deep.alpha is None else _turned(deep.alpha, orientation)
+        return replace(deep, values=_turned(deep.values, orientation), alpha=alpha)
 
 
 def _turned(values: np.ndarray, orientation: int) -> np.ndarray:
@@ -145,12 +148,18 @@ def _ink(item: Encoded) -> float | None:
     """How light what is visible of a transparent image is, from 0 to 255; None where all of it is opaque, or nothing visible."""
     image = item.open()
     assert isinstance(image, Image.Image)
-    with image:
-        grey, alpha = image.convert("RGBA").convert("LA").split()
-    weight = np.asarray(alpha, dtype=np.float64)
-    if weight.min() == 255 or weight.max() == 0:
+    if is_deep(image):
+        deep = _values(item)
+        if deep.alpha is None:
+            return None
+        grey = (deep.values if deep.values.ndim == 2 else deep.values @ _LUMA) * (255 / (deep.declared or _16_BITS)[1])
+        weight = deep.alpha
+    else:
+        with image:
+            grey, weight = np.asarray(image.convert("RGBA").convert("LA"), dtype=np.float64).transpose(2, 0, 1) / [[[1]], [[255]]]
+    if weight.min() == 1 or weight.max() == 0:
         return None
-    return float((np.asarray(grey) * weight).sum() / weight.sum())
+    return float((grey * weight).sum() / weight.sum())
 
 
 def _background(inks: Iterator[float]) -> int | None:
@@ -223,7 +232,7 @@ def _pixels(item: Encoded, shape: tuple[int, int, int], background: int | None, 
     image = item.open()
     if isinstance(image, Deep) or is_deep(image):
         deep = image if isinstance(image, Deep) else _values(item)
-        return _spread(deep, deep.declared if deep.own and own else limits, shape)
+        return _spread(deep, deep.declared if deep.own and own else limits, shape, background)
     with image:
         # A JPEG much larger than what is wanted is decoded at a fraction of its size.
         sideways = "exif" in image.info and _orientation(image) in _SIDEWAYS
@@ -248,7 +257,7 @@ def _composed(image: Image.Image, background: int) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", front.size, (background, background, background, 255)), front)
 
 
-def _spread(deep: Deep, limits: Limits | None, shape: tuple[int, int, int]) -> np.ndarray:
+def _spread(deep: Deep, limits: Limits | None, shape: tuple[int, int, int], background: int | None) -> np.ndarray:
     """Deep values as bytes: scaled so that ``limits`` are 0 and 255, and rounded last of all."""
     assert limits is not None, "a deep image without limits is refused before"
     channels, height, width = shape
@@ -256,7 +265,10 @@ def _spread(deep: Deep, limits: Limits | None, shape: tuple[int, int, int]) -> n
     scaled = (np.nan_to_num(deep.values.astype(np.float64), nan=low) - low) * (255 / (high - low))
     scaled = np.clip(255 - scaled if deep.inverted else scaled, 0, 255).astype(np.float32)
     if scaled.ndim == 3 and channels == 1:
-        scaled = scaled @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
+        scaled = scaled @ _LUMA
+    if deep.alpha is not None and background is not None:
+        alpha = (deep.alpha if scaled.ndim == 2 else deep.alpha[..., None]).astype(np.float32)
+        scaled = alpha * scaled + (1 - alpha) * np.float32(background)
     planes = [scaled] if scaled.ndim == 2 else [np.ascontiguousarray(scaled[..., c]) for c in range(3)]
     found = [_resized_plane(Image.fromarray(plane), (width, height)) for plane in planes]
     return np.repeat(np.stack(found, axis=-1), channels // len(found), axis=-1)

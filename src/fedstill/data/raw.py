@@ -20,7 +20,8 @@ class Deep:
     """An image of more than 8 bits: values (height, width) or (height, width, 3), and what its file says of them.
 
     ``declared`` are the values that are black and white, ``room`` those that there are bits for; each is None where the file does
-    not say. ``own`` limits are this image's alone, such as a window.
+    not say. ``own`` limits are this image's alone, such as a window. ``alpha`` (height, width) says how opaque pixels are, from 0
+    to 1, and is None where all of them are.
     """
 
     values: np.ndarray
@@ -28,6 +29,7 @@ class Deep:
     room: Limits | None = None
     own: bool = False
     inverted: bool = False  # low values are white
+    alpha: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
