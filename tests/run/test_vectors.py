@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fedstill
 from fedstill.algorithms import algorithms
+from fedstill.cli import app
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
 from fedstill.fusion.weightings import weightings
@@ -113,3 +118,43 @@ def test_distorted_vectors_keep_their_scale_and_lose_their_samples():
     assert torch.allclose(made.mean(0), x.mean(0), atol=1.5)
     assert torch.equal(made[:, 2], x[:, 2])  # what never changes stays as it is
     assert sum(bool((row == x).all(1).any()) for row in made) < 5  # by chance alone
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clinics(tmp_path):
+    """The README's clinics as CSV files, and its configuration."""
+    import tomllib
+
+    import pandas
+    from sklearn.datasets import load_breast_cancer
+
+    x, y = load_breast_cancer(return_X_y=True)
+    frame = pandas.DataFrame(x[:240, :5], columns=["radius", "texture", "perimeter", "area", "smoothness"])
+    frame["diagnosis"] = np.array(["malignant", "benign"])[y[:240]]
+    frame.iloc[200:, :5].to_csv(tmp_path / "unlabelled.csv", index=False)
+    for name, part in zip(["small", "medium", "large"], np.array_split(np.argsort(x[:200, 0]), 3), strict=True):
+        frame.iloc[part].to_csv(tmp_path / f"{name}.csv", index=False)
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (tmp_path / "clinics.toml").write_text(readme.split("# clinics.toml")[1].split("```")[0])
+    assert tomllib.loads((tmp_path / "clinics.toml").read_text())["data"]["label"] == "diagnosis"
+    return tmp_path
+
+
+def test_the_readmes_clinics_from_files(clinics, monkeypatch, recwarn):
+    monkeypatch.chdir(clinics)
+    systems = ["--algorithms", "fedavg,feddf,fedd3a", "--seeds", "0", "--out", "runs/clinics"]
+    done = CliRunner().invoke(app, ["compare", "clinics.toml", *systems, "--set", "engine.threads=1"])
+    assert done.exit_code == 0, done.output
+    assert "fedavg: no distillation, ignored" in " ".join(done.output.split())
+    assert not [warning for warning in recwarn if issubclass(warning.category, FutureWarning)]
+    runs = sorted((clinics / "runs" / "clinics").rglob("*/summary.json"))
+    assert len(runs) == 3
+    for path in runs:
+        summary = json.loads(path.read_text())
+        assert summary["final_accuracy"] > 0.7
+    history = next(iter((clinics / "runs" / "clinics").rglob("history.jsonl"))).read_text()
+    assert '"small"' in history
+    assert "small.csv" not in history  # domains are called without the ending of their file
