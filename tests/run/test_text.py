@@ -56,6 +56,24 @@ def test_feddf_learns_sentences(sentences, tmp_path):
     assert result.task.pool.samples.x.dtype == torch.int32
 
 
+@pytest.mark.parametrize("given", [{}, {"text": None}, {"text": {"vocab": 500}}])
+def test_text_has_a_model_by_default(sentences, tmp_path, given, recwarn):
+    data = {"domains": [str(sentences)], "holdout": 0.3, "limit": 60, "test_limit": 20, **given}
+    result = run(parse({"rounds": 1, "data": data, "algorithm": {"name": "fedavg"}}), tmp_path / "a")
+    assert list(result.server.models) == ["text-small"]
+    assert result.server.models["text-small"]["tokens.weight"].shape[0] == (given.get("text") or {}).get("vocab", 8192)
+    assert 'name = "text-small"' in (tmp_path / "a" / "config.toml").read_text()
+    assert not [warning for warning in recwarn if issubclass(warning.category, FutureWarning)]
+
+
+@pytest.mark.parametrize("name", ["cnn", "mlp", "resnet20"])
+def test_models_that_cannot_read_are_told_so_before_anybody_trains(sentences, tmp_path, name):
+    from fedstill.core.errors import FedstillError
+
+    with pytest.raises(FedstillError, match=f"model '{name}' is for .*, and the data is text: .* 'text-small'"):
+        run(parse({**tree(sentences, name="fedavg"), "model": {"name": name}}), tmp_path / "a")
+
+
 def test_noise_is_for_images(sentences, tmp_path):
     from fedstill.core.errors import FedstillError
 

@@ -40,8 +40,9 @@ def ran(tmp_path, name, *settings, **given):
     given = {"pool": site(0.5)[0], **given}
     few = [f"algorithm.{text}" for text in FEW.get(name, [])]
     sites = {"north": site(0), "south": site(1)}
-    fixed = ["rounds=2", "local.epochs=1", "model.options.hidden=[8]", "engine.threads=1", f"algorithm.name={name}"]
-    return fedstill.run(clients=sites, out=tmp_path / "run", settings=[*fixed, *few, *settings], **given)
+    fixed = ["rounds=2", "local.epochs=1", "engine.threads=1", f"algorithm.name={name}"]
+    small = [] if any(setting.startswith("model.name") for setting in settings) else ["model.options.hidden=[8]"]
+    return fedstill.run(clients=sites, out=tmp_path / "run", settings=[*fixed, *small, *few, *settings], **given)
 
 
 @pytest.mark.parametrize("name", sorted(algorithms()))
@@ -73,6 +74,8 @@ def test_a_generator_of_vectors_can_be_distilled_on_later(tmp_path):
         ("feddf", ["algorithm.source.kind=noise"], "'noise' makes images"),
         ("feddf", ["algorithm.source.kind=mixture"], "'noise' makes images"),
         ("kdcl", [], "set data.target"),
+        ("fedavg", ["model.name=cnn"], "model 'cnn' is for images, and the data is vectors: leave model.name out, or .* 'mlp'"),
+        ("fedavg", ["model.name=text-small"], "model 'text-small' is for text, and the data is vectors"),
     ],
 )
 def test_what_vectors_cannot_have_is_one_line_before_anybody_trains(tmp_path, name, settings, says, monkeypatch):

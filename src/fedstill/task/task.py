@@ -27,12 +27,12 @@ from fedstill.data.sources import FILES
 from fedstill.data.text import TextOptions
 from fedstill.models.text import encoder_folder, is_encoder
 from fedstill.models.trunk import Top, is_cut
+from fedstill.task.kinds import USUAL, check_model
 from fedstill.task.networks import Networks
 from fedstill.task.trunks import through_trunk
 
 __all__ = ["USUAL", "ClientInfo", "Pool", "Task", "kind_of", "short_name"]
 
-USUAL = {"image": "cnn", "text": "text-small", "vector": "mlp"}  # the network where none is named
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,10 @@ class Task:
         return Networks(self.config, self.device, self._inputs, lambda: self.dealt)
 
     def _inputs(self) -> tuple[int, tuple[int, ...]]:
-        """The number of classes and one input's shape."""
+        """The number of classes and one input's shape, once the models are known to take such inputs."""
+        model = self.config.model
+        for name in [*self.dealt, *([model.student] if model.student else [])]:
+            check_model(model.variants[name].name if name in model.variants else name, self.kind)
         return len(self.classes), self.raw_shape
 
     @cached_property
