@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
 import fedstill
+from fedstill.bundles.bundle import read_bundle
 from fedstill.bundles.folder import read_fused
 from fedstill.bundles.fuse import fuse
 from fedstill.cli import main
@@ -255,3 +257,73 @@ def test_mistakes_in_fusing(cli, tmp_path: Path, site: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("precious")
     assert "holds other files" in cli("fuse", "a.fed", *pool, "--out", "out")[2]
+
+
+# -- what images and tables hold ---------------------------------------------------------------------------------------------
+
+
+def deep_site(folder: Path, high: int = 4095) -> Path:
+    """Two classes of 12-bit images in files of 16 bits: dark and light."""
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(["dark", "light"]):
+        (folder / name).mkdir(parents=True)
+        for i in range(20):
+            values = rng.integers(0, high // 2, (8, 8)) + label * (high // 2)
+            Image.fromarray(values.astype(np.uint16)).save(folder / name / f"{i}.png")
+    return folder
+
+
+def test_deep_images_are_packed_and_fused_by_their_range_or_refused(cli, tmp_path):
+    site = deep_site(tmp_path / "site")
+    words = ["pack", "--model", "mlp", "--epochs", "3", "--lr", "0.1", "--data", site, "--out", "site.fed", "--describe", "none"]
+    status, _, said = cli(*words)
+    assert status == 2
+    assert "set data.range, such as [0, 4095]" in " ".join(said.split())
+    deep = ["--set", "data.range=[0, 4095]"]
+    status, said, _ = cli(*words, *deep)
+    assert status == 0
+    assert "gets 100.0% of the site's own images right" in said
+    fusing = ["fuse", "site.fed", "--unlabelled", site, "--validation", site, "--steps", "5"]
+    assert "set data.range" in " ".join(cli(*fusing)[2].split())
+    status, said, _ = cli(*fusing, *deep, "--set", "temperature=2")
+    assert status == 0
+    assert "100.0" in said
+    status, _, said = cli(*words, "--set", "temperature=2")
+    assert (status, said.count("\n") <= 2) == (2, True)
+    assert "unknown key 'data.rang'; did you mean 'range'" in cli(*words, "--set", "data.rang=[0, 1]")[2]
+
+
+def test_colour_of_any_file_and_damaged_files_in_a_pack(cli, tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "site" / name).mkdir(parents=True)
+        for i in range(6):
+            grey = rng.integers(0, 255, (8, 8), dtype=np.uint8)
+            Image.fromarray(grey if i == 0 else np.dstack([grey, grey // 2, grey // 3])).save(
+                tmp_path / "site" / name / f"{i}.png"
+            )
+    words = ["pack", "--model", "mlp", "--epochs", "1", "--data", "site", "--out", "site.fed", "--describe", "none"]
+    assert cli(*words)[0] == 0
+    assert read_bundle(tmp_path / "site.fed").about.shape == [3, 8, 8]
+    bad = tmp_path / "site" / "b" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:60])
+    status, _, said = cli(*words)
+    assert status == 2
+    assert f"{bad}' cannot be decoded" in "".join(said.split("\n"))
+    with pytest.warns(UserWarning, match="1 image of 'site' cannot be decoded, and left out: .*3.png"):
+        assert cli(*words, "--set", "data.unreadable=skip")[0] == 0
+    assert read_bundle(tmp_path / "site.fed").about.samples == 11
+
+
+@pytest.mark.parametrize("ending", ["csv", "npz"])
+def test_tables_and_vectors_are_one_clear_line(cli, tmp_path, ending):
+    x, y = np.random.default_rng(0).normal(size=(20, 3)), np.arange(20) % 2
+    if ending == "npz":
+        np.savez(tmp_path / "ward.npz", x=x, y=y)
+    else:
+        lines = [f"{a},{b},{c},{label}" for (a, b, c), label in zip(x, y, strict=True)]
+        (tmp_path / "ward.csv").write_text("\n".join(["age,dose,weight,label", *lines]))
+    status, _, said = cli("pack", "--model", "mlp", "--epochs", "1", "--data", f"ward.{ending}", "--out", "ward.fed")
+    assert status == 2
+    assert f"'ward.{ending}' holds numbers, and packing and fusing by files is for images" in " ".join(said.split())
+    assert not (tmp_path / "ward.fed").exists()

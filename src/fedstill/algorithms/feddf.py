@@ -29,9 +29,8 @@ from fedstill.fusion.ensemble import Space
 from fedstill.fusion.kept import speakers_of
 from fedstill.fusion.line import Line, pool_share
 from fedstill.fusion.merges import MergeName, make_merge
-from fedstill.fusion.sources import Source, draw, fresh_inputs, kinds_of, reports_for
+from fedstill.fusion.sources import Source, check_source, draw, fresh_inputs, reports_for
 from fedstill.fusion.sources.generator import Frozen, check_range, frozen_generator
-from fedstill.fusion.sources.noise import check_noise
 from fedstill.fusion.sources.statistics import note_statistics
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.weightings import Weighting, WeightingContext, fault_of, make_weighting, options_kind, report_of
@@ -160,8 +159,7 @@ class FedDF(Algorithm[FedDFT]):
             check_range(task)
         if self.options.source.kind in ("data", "mixture") and self.needs_pool(task):
             raise FedstillError(f"{self.name} distils on unlabelled data: set data.server, data.target or data.holdout")
-        if "noise" in kinds_of(self.options.source):
-            check_noise(task)  # now, and not after the first round's training
+        check_source(self.options.source, task)
         if self.report == "projection" and task.config.model.buffers == "local":
             raise FedstillError(
                 f"weighting = '{self.options.weighting}' compares features under one backbone, and model.buffers = 'local' gives "

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedstill.core.errors import FedstillError
+from fedstill.core.options import validated
 from fedstill.data.loading import load_domain
+from fedstill.data.reading import Reading
 from fedstill.data.samples import Samples
 from fedstill.task import short_name
 
@@ -16,10 +20,10 @@ __all__ = ["Images", "load_images", "relabelled"]
 
 
 class Images:
-    """The samples of a source, what it is called and its classes (none where it is unlabelled)."""
+    """The samples of a source, what it is called, its classes (none where it is unlabelled) and how it was read."""
 
-    def __init__(self, name: str, samples: Samples, classes: tuple[str, ...]):
-        self.name, self.samples, self.classes = name, samples, classes
+    def __init__(self, name: str, samples: Samples, classes: tuple[str, ...], reading: Mapping[str, Any] | None = None):
+        self.name, self.samples, self.classes, self.reading = name, samples, classes, reading
 
 
 def load_images(
@@ -28,10 +32,12 @@ def load_images(
     image_size: int | None = None,
     channels: int | None = None,
     seed: int = 0,
+    reading: Mapping[str, Any] | None = None,
 ) -> Images:
     """All images of ``source``: a folder, a table, ``embedded:NAME`` or a name on the Hub.
 
     ``SOURCE#train`` and ``SOURCE#test`` are its training and test images alone (a fixed fifth is the test where it has none).
+    ``reading`` are options of :class:`~fedstill.data.reading.Reading`, such as the ``range`` of deep images.
 
     >>> found = load_images("embedded:optdigits#test", image_size=8)
     >>> len(found.samples), found.name, len(found.classes)
@@ -40,16 +46,21 @@ def load_images(
     place, _, part = str(source).partition("#")
     if part not in ("", "train", "test"):
         raise FedstillError(f"'{source}': after # comes train or test, not '{part}'")
-    domain = load_domain(place, image_size=image_size, channels=channels, seed=seed)
+    read_as = validated(Reading, dict(reading or {}), "data")
+    domain = load_domain(place, image_size=image_size, channels=channels, seed=seed, reading=read_as, name=short_name(place))
     if domain.train.x.dtype != torch.uint8:
-        raise FedstillError(f"'{place}' holds text; packing and fusing by files is for images")
+        held = "numbers" if domain.train.x.is_floating_point() else "text"
+        other = "; models of numbers are fused from Python: fedstill.fuse(modules, tensor)" if held == "numbers" else ""
+        raise FedstillError(f"'{place}' holds {held}, and packing and fusing by files is for images{other}")
+    for note in domain.notes:
+        warnings.warn(note, stacklevel=2)
     parts = [domain.train, domain.test] if not part else [domain.train if part == "train" else domain.test]
     if all(len(samples) == 0 for samples in parts):
         raise FedstillError(f"'{source}' has no {part} images: there are too few to hold a fifth out")
     labelled = all(samples.y is not None for samples in parts)
     y = torch.cat([samples.y for samples in parts if samples.y is not None]) if labelled else None
     samples = Samples(torch.cat([samples.x for samples in parts]), y)
-    return Images(short_name(place), samples, domain.classes if labelled else ())
+    return Images(short_name(place), samples, domain.classes if labelled else (), reading)
 
 
 def relabelled(images: Images, classes: Sequence[str], unknown: str) -> Samples:

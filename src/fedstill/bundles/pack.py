@@ -70,6 +70,7 @@ def pack(
     program: str | Path | None = None,
     base: str | Path | None = None,
     data: str | Path | None = None,
+    reading: Mapping[str, Any] | None = None,
     classes: Sequence[str] = (),
     image_size: int | None = None,
     channels: int | None = None,
@@ -98,7 +99,8 @@ def pack(
     Without ``data``, ``classes`` and ``image_size`` say what the network knows and takes. ``counts=False`` leaves out how many
     samples there are. ``describe`` is what the bundle tells of the domain: a "projection" (FedD3A) under the ``reference``
     backbone, a "discriminator" (DaFKD) that learns to tell the site's images from those of ``against``, or nothing; the
-    projection by default, unless there are statistics.
+    projection by default, unless there are statistics. ``reading`` says how images become pixels where their files do not, such as
+    the ``range`` of 12 bits in 16, and what happens to damaged ones (:class:`~fedstill.data.reading.Reading`).
 
     ``train`` is what is trained here: "all", or above a frozen trunk "head" or "last:N"; the trunk's outputs are computed once
     and kept. ``weights`` may name packaged ones, such as "imagenet"; they bring their ``mean`` and ``std`` (0.5 otherwise), and
@@ -129,7 +131,7 @@ def pack(
     fused = read_fused(base) if base is not None else None
     if fused is not None:
         image_size, channels = fused.about.shape[1], fused.about.shape[0]
-    images = load_images(data, image_size=image_size, channels=channels, seed=seed) if data is not None else None
+    images = load_images(data, image_size=image_size, channels=channels, seed=seed, reading=reading) if data is not None else None
     about = _about(images, fused, classes, image_size, channels, mean, std, name or out.stem)
     train = train or (fused.about.trunk.train if fused is not None and fused.about.trunk is not None else "all")
     frozen = is_cut(train)
@@ -328,7 +330,8 @@ def _described(
     if "discriminator" in describe:
         if against is not None:
             channels, height, _ = about.shape
-            others, told = load_images(against, image_size=height, channels=channels, seed=seed), "images of "
+            read_as = images.reading
+            others, told = load_images(against, image_size=height, channels=channels, seed=seed, reading=read_as), "images of "
             parts["discriminator"] = discriminator_for(network, own, others.samples)
             update["discriminator"] = told + others.name
         else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 from rich.table import Table
 
+from fedstill.cli.options import reading_in
 from fedstill.cli.progress import progress
 from fedstill.config.trees import settings
 from fedstill.core.console import console
@@ -65,7 +66,10 @@ def fuse(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="An option of the distillation, e.g. --set temperature=2 --set optimizer.lr=0.01."
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the distillation, e.g. --set temperature=2 --set optimizer.lr=0.01, or of how images are read, "
+            "e.g. --set data.range=[0,4095].",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, ...")] = "cpu",
@@ -79,6 +83,7 @@ def fuse(
     from fedstill.bundles.fuse import fuse as fuse_models  # slow
     from fedstill.fusion.ensemble import Space  # slow
 
+    reading, learning = reading_in(list(set_ or []))
     check_target(out)
     if onnx:
         check_onnx()
@@ -94,7 +99,8 @@ def fuse(
             ensemble=ensemble,  # type: ignore[arg-type]
             targets=targets,  # type: ignore[arg-type]
             draws=draws,
-            distillation=settings({"steps": steps}, list(set_ or [])),
+            distillation=settings({"steps": steps}, learning),
+            reading=reading,
             start=start,
             norm=norm,
             image_size=image_size,

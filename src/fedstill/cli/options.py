@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
 from fedstill.cli.completion import assignments, configurations
+from fedstill.config.trees import settings
 from fedstill.core.errors import FedstillError
 
-__all__ = ["Set", "What", "whole_numbers", "words"]
+__all__ = ["Set", "What", "reading_in", "whole_numbers", "words"]
 
 What = Annotated[
     str,
@@ -28,6 +30,16 @@ def words(text: str) -> list[str]:
     ['fedavg', 'feddf']
     """
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def reading_in(assignments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """What settings ``data.KEY=VALUE`` say of how data is read, and the other settings.
+
+    >>> reading_in(["data.range=[0, 1]", "temperature=2"])
+    ({'range': [0, 1]}, ['temperature=2'])
+    """
+    read = [text for text in assignments if text.strip().startswith("data.")]
+    return settings({}, read).get("data", {}), [text for text in assignments if text not in read]
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

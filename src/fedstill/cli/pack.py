@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedstill.cli.options import words
+from fedstill.cli.options import reading_in, words
 from fedstill.cli.progress import progress
 from fedstill.config.trees import settings
 from fedstill.core.console import console, megabytes
@@ -28,6 +28,10 @@ def pack(
     ] = None,
     data: Annotated[str | None, typer.Option(help="The site's images: a folder (one a class), a table, embedded:NAME.")] = None,
     out: Annotated[Path | None, typer.Option(help="The bundle to write, such as site_a.fed.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="How the data is read: data.range=[0,4095], data.unreadable=skip, ..."),
+    ] = None,
     show: Annotated[list[Path] | None, typer.Option(help="Say what is in a bundle and what it reveals, and stop.")] = None,
     base: Annotated[Path | None, typer.Option("--from", help="Go on from the folder of a fused model.")] = None,
     program: Annotated[Path | None, typer.Option(help="A TorchScript or torch.export file instead of a model.")] = None,
@@ -79,6 +83,9 @@ def pack(
         return
     if out is None:
         raise FedstillError("say where to write the bundle: --out site.fed")
+    reading, others = reading_in(list(set_ or []))
+    if others:
+        raise FedstillError(f"--set says how the data is read, such as data.range=[0,4095], not '{others[0]}'")
     with progress() as told:
         packed = pack_bundle(
             out,
@@ -87,6 +94,7 @@ def pack(
             program=program,
             base=base,
             data=data,
+            reading=reading,
             classes=words(classes or ""),
             image_size=image_size,
             channels=channels,

@@ -34,7 +34,6 @@ from fedstill.task.trunks import through_trunk
 __all__ = ["USUAL", "ClientInfo", "Pool", "Task", "kind_of", "short_name"]
 
 
-
 @dataclass(frozen=True)
 class ClientInfo:
     """Who a client is and which of its domain's training samples it holds."""

@@ -73,7 +73,7 @@ def fuse(
     if unlabelled is None:
         check_statistics(found)
     wanted = pool_shape((teacher for _, teacher in found if isinstance(teacher, Bundle)), chosen.image_size)
-    pool = pool_of(unlabelled, wanted, chosen.limit, chosen.seed) if unlabelled is not None else None
+    pool = pool_of(unlabelled, wanted, chosen.limit, chosen.seed, chosen.reading) if unlabelled is not None else None
     shape = tuple(pool.x.shape[1:]) if pool is not None else wanted or ()
     ground = common_trunk(found, student, shape, chosen, place, progress) if pool is None or pool.x.dtype == torch.uint8 else None
     team = team_of(found, shape, chosen, place, on_trunk=ground is not None)
@@ -85,7 +85,7 @@ def fuse(
     else:
         _check_scales(pool, team)
     network, about = student_of(student, team, shape, chosen)
-    sets = labelled_sets(validation, team.classes, shape, chosen.seed)
+    sets = labelled_sets(validation, team.classes, shape, chosen.seed, chosen.reading)
     if ground is not None and about is not None:
         about = about.model_copy(update={"trunk": ground.about})
         network = ground.standing(network, about)

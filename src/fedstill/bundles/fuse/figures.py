@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,7 +25,13 @@ Labelled = Samples | str | Path | Sequence[str | Path] | Mapping[str, Samples | 
 Sets = Mapping[str, Samples]  # labelled, by name
 
 
-def labelled_sets(validation: Labelled | None, classes: tuple[str, ...], shape: tuple[int, ...], seed: int) -> Sets:
+def labelled_sets(
+    validation: Labelled | None,
+    classes: tuple[str, ...],
+    shape: tuple[int, ...],
+    seed: int,
+    reading: Mapping[str, Any] | None = None,
+) -> Sets:
     """The labelled samples by name, their labels counting along ``classes``."""
     given: Iterable[tuple[str | None, Samples | str | Path]]
     if validation is None:
@@ -43,7 +50,7 @@ def labelled_sets(validation: Labelled | None, classes: tuple[str, ...], shape: 
             sets[name or "validation"] = source
             continue
         channels, size = (shape[0], shape[1]) if len(shape) == 3 else (None, None)
-        images = load_images(source, image_size=size, channels=channels, seed=seed)
+        images = load_images(source, image_size=size, channels=channels, seed=seed, reading=reading)
         sets[name or images.name] = relabelled(images, classes, "no teacher knows")
     return sets
 

@@ -87,6 +87,10 @@ class FuseOptions(Part):
     limit: Positive | None = None
     """At most so many unlabelled samples of folders, tables and embedded domains."""
 
+    reading: dict[str, Any] = {}
+    """How images of folders and tables become pixels where their files do not say it: options of ``[data]`` such as ``range`` and
+    ``unreadable``."""
+
     mean: Scale | None = None
     """How plain modules and the student normalise uint8 images, ``(x / 255 - mean) / std``: one number, or one a channel."""
 
@@ -138,6 +142,7 @@ class FuseKeywords(TypedDict, total=False):
     norm: str
     image_size: int | None
     limit: int | None
+    reading: Mapping[str, Any] | None
     mean: float | Sequence[float] | None
     std: float | Sequence[float] | None
     reference: str | None

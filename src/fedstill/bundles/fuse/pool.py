@@ -31,12 +31,14 @@ def pool_shape(bundles: Iterable[Bundle], image_size: int | None) -> tuple[int, 
     return (max(shape[0] for shape in shapes), height, width)
 
 
-def pool_of(unlabelled: Inputs, shape: tuple[int, ...] | None, limit: int | None, seed: int) -> Samples:
+def pool_of(
+    unlabelled: Inputs, shape: tuple[int, ...] | None, limit: int | None, seed: int, reading: Mapping[str, Any] | None = None
+) -> Samples:
     """The pool: at most ``limit`` images of files, or all inputs of anything else."""
     if isinstance(unlabelled, str | Path):
-        pool = _from_files([unlabelled], shape, limit, seed)
+        pool = _from_files([unlabelled], shape, limit, seed, reading)
     elif isinstance(unlabelled, list | tuple) and all(isinstance(source, str | Path) for source in unlabelled):
-        pool = _from_files(unlabelled, shape, limit, seed)
+        pool = _from_files(unlabelled, shape, limit, seed, reading)
     else:
         pool = _inputs(unlabelled)
     if len(pool) == 0:
@@ -46,12 +48,18 @@ def pool_of(unlabelled: Inputs, shape: tuple[int, ...] | None, limit: int | None
     return pool
 
 
-def _from_files(sources: Iterable[str | Path], shape: tuple[int, ...] | None, limit: int | None, seed: int) -> Samples:
+def _from_files(
+    sources: Iterable[str | Path],
+    shape: tuple[int, ...] | None,
+    limit: int | None,
+    seed: int,
+    reading: Mapping[str, Any] | None,
+) -> Samples:
     """The images of all sources in one shape: that of the first where none is asked for."""
     parts: list[Tensor] = []
     for source in sources:
         size, channels = (shape[1], shape[0]) if shape is not None else (None, None)
-        x = load_images(source, image_size=size, channels=channels, seed=seed).samples.x
+        x = load_images(source, image_size=size, channels=channels, seed=seed, reading=reading).samples.x
         shape = tuple(x.shape[1:])
         parts.append(x)
     x = torch.cat(parts) if parts else torch.empty(0)

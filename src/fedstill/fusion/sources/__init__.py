@@ -16,13 +16,25 @@ from fedstill.fusion.sources.contract import (
     Source,
     SourceContext,
     SourceKind,
+    check_source,
     kinds_of,
     reports_for,
     source,
 )
 from fedstill.task import Task
 
-__all__ = ["SOURCES", "Source", "SourceContext", "SourceKind", "draw", "fresh_inputs", "kinds_of", "reports_for", "source"]
+__all__ = [
+    "SOURCES",
+    "Source",
+    "SourceContext",
+    "SourceKind",
+    "check_source",
+    "draw",
+    "fresh_inputs",
+    "kinds_of",
+    "reports_for",
+    "source",
+]
 
 
 def draw(

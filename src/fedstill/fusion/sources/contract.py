@@ -11,12 +11,24 @@ from pydantic import AfterValidator, Field
 from torch import nn
 
 from fedstill.algorithm import Reply
+from fedstill.core.errors import FedstillError
 from fedstill.core.options import Part, Positive
 from fedstill.core.registry import Registry
 from fedstill.data.samples import Samples
 from fedstill.task import Task
 
-__all__ = ["MIXTURE", "SOURCES", "Source", "SourceContext", "SourceKind", "kinds_of", "reports_for", "source"]
+__all__ = [
+    "MIXTURE",
+    "SOURCES",
+    "Source",
+    "SourceContext",
+    "SourceKind",
+    "check_images",
+    "check_source",
+    "kinds_of",
+    "reports_for",
+    "source",
+]
 
 MIXTURE = "mixture"  # of other kinds, by their shares
 
@@ -109,6 +121,18 @@ def kinds_of(options: Source) -> list[str]:
     (['data'], ['data'])
     """
     return [kind for kind, share in options.shares.items() if share > 0] if options.kind == MIXTURE else [options.kind]
+
+
+def check_source(options: Source, task: Task) -> None:
+    """Refuse a source that cannot be had for a task, before the first round's training."""
+    if "noise" in kinds_of(options):
+        check_images(task)
+
+
+def check_images(task: Task) -> None:
+    """Refuse a task whose inputs are not images: there is no whole range of anything else."""
+    if len(task.shape) != 3:
+        raise FedstillError("source.kind = 'noise' makes images; this task's inputs are not images")
 
 
 def reports_for(options: Source) -> list[str]:
