@@ -99,8 +99,8 @@ def pack(
     Without ``data``, ``classes`` and ``image_size`` say what the network knows and takes. ``counts=False`` leaves out how many
     samples there are. ``describe`` is what the bundle tells of the domain: a "projection" (FedD3A) under the ``reference``
     backbone, a "discriminator" (DaFKD) that learns to tell the site's images from those of ``against``, or nothing; the
-    projection by default, unless there are statistics. ``reading`` says how images become pixels where their files do not, such as
-    the ``range`` of 12 bits in 16, and what happens to damaged ones (:class:`~fedstill.data.reading.Reading`).
+    projection by default, unless there are statistics. ``reading`` says how images become pixels where their files do not, such
+    as the ``range`` of 12 bits in 16, and what happens to damaged ones (:class:`~fedstill.data.reading.Reading`).
 
     ``train`` is what is trained here: "all", or above a frozen trunk "head" or "last:N"; the trunk's outputs are computed once
     and kept. ``weights`` may name packaged ones, such as "imagenet"; they bring their ``mean`` and ``std`` (0.5 otherwise), and
