@@ -27,7 +27,7 @@ from fedstill.fusion.ensemble import Space, ensemble_table, summed_space
 from fedstill.fusion.generated import generator_quality
 from fedstill.fusion.merges import MergeName, by_examples, uniform, weighted_sum
 from fedstill.fusion.sources import Source
-from fedstill.fusion.sources.generator import check_generated, check_range, generator_for
+from fedstill.fusion.sources.generator import check_generated, check_range, generator_for, shows_images
 from fedstill.fusion.teacher import Teacher
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
 from fedstill.models.generator import Generator
@@ -390,11 +390,6 @@ class DaFKD(FedDF[DaFKDOptions]):
 def kinds(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Names, shapes and types."""
     return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
-
-
-def shows_images(task: Task) -> bool:
-    """Whether inputs can be looked at: neither vectors nor what a frozen trunk makes of images."""
-    return task.kind == "image" and task.kept_trunk is None
 
 
 def class_grid(generator: Generator, rng: torch.Generator, rows: int = 8) -> Tensor:

@@ -20,7 +20,16 @@ from fedstill.models.files import read_state
 from fedstill.models.generator import FeatureGenerator, Generator, build_generator
 from fedstill.task import Task
 
-__all__ = ["Frozen", "check_generated", "check_range", "from_generator", "frozen_generator", "generator_for", "load_generator"]
+__all__ = [
+    "Frozen",
+    "check_generated",
+    "check_range",
+    "from_generator",
+    "frozen_generator",
+    "generator_for",
+    "load_generator",
+    "shows_images",
+]
 
 
 def check_range(task: Task) -> None:
@@ -39,6 +48,11 @@ def check_generated(task: Task, name: str) -> None:
     """Refuse a task of texts for the system ``name``: no step leads from a generator to token ids."""
     if task.kind == "text" and task.kept_trunk is None:
         raise FedstillError(f"{name} generates inputs, and texts cannot be generated: it is for images and vectors")
+
+
+def shows_images(task: Task) -> bool:
+    """Whether inputs can be looked at: neither vectors nor what a frozen trunk makes of images."""
+    return task.kind == "image" and task.kept_trunk is None
 
 
 def from_generator(generator: nn.Module, size: int, rng: torch.Generator, batch_size: int = 256) -> Samples:
