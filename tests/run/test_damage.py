@@ -123,3 +123,14 @@ def test_a_folder_with_a_damaged_history_is_not_begun_anew(tiny, tmp_path):
     (tmp_path / "history.jsonl").write_text("{")
     with pytest.raises(FedstillError, match="already holds a run"):
         run(tiny(rounds=1), tmp_path)
+
+
+def test_a_damaged_memory_of_a_client_is_not_gone_on_with(tiny, tmp_path):
+    config = {"algorithm": {"name": "moon"}}
+    run(tiny(rounds=1, **config), tmp_path)
+    path = next((tmp_path / "clients").rglob("*.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FedstillError, match=rf"{path.name} is damaged"):
+        run(tiny(rounds=2, **config), tmp_path, resume=True)

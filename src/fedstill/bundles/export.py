@@ -41,6 +41,7 @@ TOLERANCE = 1e-3  # of logits, between the network and what was written of it
 class Served(nn.Module):
     """A network and the making of its inputs in one: uint8 images or rows as they are in, logits out; token ids pass.
 
+    >>> from fedstill.data.inputs import Preprocessing
     >>> from fedstill.models import build
     >>> net = build("mlp", classes=2, shape=(1, 4, 4), seed=0).eval()
     >>> x = torch.randint(0, 256, (3, 1, 4, 4), dtype=torch.uint8)

@@ -17,6 +17,7 @@ from fedstill.core.files import atomic_write
 from fedstill.core.message import State
 from fedstill.core.scratch import remove_parts
 from fedstill.data.images import png_grid
+from fedstill.engine.memory import Memory
 from fedstill.fusion.kept import Speakers, write_ensemble
 from fedstill.models.files import state_bytes
 from fedstill.models.network import Network
@@ -73,6 +74,7 @@ def begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], N
             warn(f"there is no run in {out} to go on with: it is begun")
         records.rewrite(history, [])
     if found is not None:
+        Memory(out / "clients").check(found[0] + 1)
         if not kept.exists():
             raise FedstillError(f"{kept} is missing: what its checkpoints are of is not known; choose another folder (out)")
         before = read(kept)
