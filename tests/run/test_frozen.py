@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
 from fedstill.algorithms import create
 from fedstill.core.errors import FedstillError
 from fedstill.models import build
 from fedstill.models.predict import accuracy
+from fedstill.run.configuration import resolve
 from fedstill.run.judging import delivered
+from fedstill.run.listener import Listener
 from fedstill.run.loop import Result, run
 from fedstill.task import Task
 
@@ -99,3 +103,86 @@ def test_heads_of_several_kinds_share_a_trunk(tiny: Any, tmp_path: Path) -> None
 def test_what_cannot_be_frozen_is_one_line(tiny: Any) -> None:
     with pytest.raises(FedstillError, match="cannot be cut: train 'all' or 'head'"):
         create(Task(tiny(**frozen("last:1", model={"name": "cnn-small"})))).task.domains  # noqa: B018
+
+
+def test_training_draws_among_kept_views(tiny: Any, tmp_path: Path) -> None:
+    changes = {"local": {"augment": {"flip": True, "crop": 2}}, "model": {"views": 3}}
+    task = Task(tiny(**frozen(**changes)))
+    data = task.data_of("mnist-0")
+    assert data.views is not None
+    assert data.views.shape == (len(data), 2, 64)
+    assert not torch.equal(data.views[:, 0], data.views[:, 1])
+    whole = task.networks.get("resnet8")
+    raw = task.raw_domains["mnist"].train.take(torch.from_numpy(task.clients["mnist-0"].indices))
+    assert torch.allclose(data.x, whole.normalise(raw.x), atol=1e-5)  # reports, tests and the pool see images as they are
+    assert task.pool is not None
+    assert task.pool.samples.views is None
+    result = run(task.config, tmp_path / "views")
+    again = run(task.config, tmp_path / "again")
+    assert all(torch.equal(tensor, weights(again)[name]) for name, tensor in weights(result).items())
+    plain = run(tiny(**frozen(local={})), tmp_path / "plain")
+    assert any(not torch.equal(tensor, weights(plain)[name]) for name, tensor in weights(result).items())
+
+
+def test_views_need_something_to_be_views_of(tiny: Any) -> None:
+    for changes in ({"model": {"views": 3}}, {"model": {"views": 3, "train": "all"}, "local": {"augment": {"flip": True}}}):
+        with pytest.raises(FedstillError, match=r"model.views are augmented images"):
+            tiny(**frozen(**changes))
+
+
+def test_processes_share_what_one_computes(tiny: Any) -> None:
+    """Whoever comes second waits for the first: a lock on the file, which holds between threads as between processes."""
+    computed: list[str] = []
+    found: list[torch.Tensor] = []
+
+    def ask() -> None:
+        task = Task(tiny(**frozen()))
+        task.progress = lambda what, done, of: computed.append(f"{what} {done}")
+        found.append(task.domains["mnist"].train.x)
+
+    Task(tiny(**frozen())).raw_domains  # noqa: B018 - decoded beforehand
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert all(torch.equal(found[0], x) for x in found)
+    assert len(computed) == len(set(computed))
+
+
+def test_progress_of_features_is_told(tiny: Any, tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Heard(Listener):
+        def progress(self, what: str, done: int, of: int) -> None:
+            told.append(what)
+
+    run(tiny(**frozen()), tmp_path, listeners=[Heard()])
+    assert "features of mnist train" in told
+
+
+def test_weights_of_another_architecture_are_one_line(tiny: Any, tmp_path: Path) -> None:
+    path = tmp_path / "cnn.safetensors"
+    safetensors.torch.save_file(build("cnn-small", classes=10, shape=(1, 16, 16)).state_dict(), path)
+    with pytest.raises(FedstillError, match="the network has no tensor"):
+        Task(tiny(**frozen(model={"weights": str(path)}))).domains  # noqa: B018
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "I;16", "CMYK", "1", "LA"])
+def test_images_of_odd_modes_pass_a_trunk(tmp_path: Path, mode: str) -> None:
+    for k in range(4):
+        folder = tmp_path / "site" / f"c{k % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        image = Image.new(mode, (20, 24), 60_000 if mode == "I;16" else 0)
+        ending = "jpg" if mode == "CMYK" else "png"
+        image.save(folder / f"{k}.{ending}")
+    config = resolve(
+        {
+            "data": {"domains": [str(tmp_path / "site")], "image_size": 16, "channels": 3},
+            "model": {"name": "resnet8", "train": "head"},
+        }
+    )
+    x = Task(config).domains["site"].train.x
+    assert x.shape[1:] == (64,)
+    assert bool(torch.isfinite(x).all())

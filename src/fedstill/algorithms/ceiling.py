@@ -45,7 +45,12 @@ class Ceiling(Algorithm):
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """The local epochs, over the union of the clients' data."""
         shares = [self.task.data_of(reply.client) for reply in replies]
-        pooled = Samples(torch.cat([s.x for s in shares]), torch.cat([s.y for s in shares if s.y is not None]))
+        views = [s.views for s in shares if s.views is not None]
+        pooled = Samples(
+            torch.cat([s.x for s in shares]),
+            torch.cat([s.y for s in shares if s.y is not None]),
+            torch.cat(views) if views else None,
+        )
         network = self.task.networks.load(self.task.networks.student, server.models[self.task.networks.student])
         rate = learning_rate(self.local.optimizer.lr, self.local.schedule, round.number, round.total)
         fit(network, pooled, self.local, rng=round.rng("fit"), lr=rate)

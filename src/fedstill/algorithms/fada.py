@@ -30,7 +30,6 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State, clone
 from fedstill.core.options import Positive
 from fedstill.core.streams import subseed
-from fedstill.data.augment import augment
 from fedstill.fusion.merges import merge_models
 from fedstill.local.adversarial import generated_statistics
 from fedstill.models.layers import seeded
@@ -39,6 +38,7 @@ from fedstill.models.predict import apply
 from fedstill.models.statistics import without_dropout
 from fedstill.task import Task
 from fedstill.training.batches import batches
+from fedstill.training.fit import varied
 from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.options import Optimizer
 from fedstill.training.schedules import learning_rate
@@ -245,7 +245,7 @@ class FADA(Algorithm[FADAOptions]):
         network.train()
         loss = torch.tensor(float("nan"))
         for index in batches(len(data), local.batch_size, rng, steps=self.steps(phase), least=2):  # one has no batch statistics
-            x = network.normalise(augment(data.x[index.to(device)], local.augment.flip, local.augment.crop, rng))
+            x = network.normalise(varied(network, data, index.to(device), local, rng))
             y = data.y[index.to(device)]
             f_target = target[torch.randint(len(target), (len(index),), generator=rng).to(device)]
             f = network.backbone(x)

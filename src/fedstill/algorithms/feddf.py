@@ -41,7 +41,7 @@ from fedstill.local.terms import distil_from, proximal
 from fedstill.local.update import local_update
 from fedstill.models.heads import HeadOnly
 from fedstill.models.network import Network
-from fedstill.models.trunk import Top
+from fedstill.models.trunk import Top, trunk_digest
 from fedstill.task import Task
 from fedstill.training.fit import Term
 
@@ -231,14 +231,9 @@ class FedDF(Algorithm[FedDFT]):
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """A reply without a usable report is dropped."""
         if "statistics" in self.described:
-            network = self.task.networks.get(self.task.clients[client].prototype)
-            problem = statistics_fault(
-                message.group("statistics"),
-                self.feature_width(client),
-                len(self.task.classes),
-                self.task.clients[client].samples,
-                network.digest if isinstance(network, Top) else None,
-            )
+            who, part = self.task.clients[client], message.group("statistics")
+            trunk = trunk_digest(self.task.networks.get(who.prototype))
+            problem = statistics_fault(part, self.feature_width(client), len(self.task.classes), who.samples, trunk)
             if problem is not None:
                 return problem
         if self.report is None:

@@ -173,7 +173,11 @@ class Model(Part):
 
     cache: bool = True
     """Whether what a frozen backbone makes of the data is computed once and kept (``fedstill cache``). Not where inputs are
-    augmented."""
+    augmented, unless in ``views``."""
+
+    views: Annotated[int, Field(ge=2)] | None = None
+    """Where a frozen backbone's outputs are kept and ``local.augment`` is set: so many versions of each training image are made
+    once, the image itself and augmented ones, and training draws among them."""
 
     buffers: Literal["average", "recalibrate", "local"] = "average"
     """BatchNorm statistics of the merged model. ``average``: averaged as the weights are. ``recalibrate``: estimated on the
@@ -272,6 +276,9 @@ class Config(Part):
         given = next((name for name in ("server", "target") if getattr(self.data, name)), None)
         if self.data.holdout and given:
             raise ValueError(f"data.holdout would hold back samples for nobody: data.{given} is the pool; leave one of them out")
+        model, augment = self.model, self.local.augment
+        if model.views is not None and (model.train == "all" or not model.cache or not (augment.flip or augment.crop)):
+            raise ValueError("model.views are augmented images seen once by a frozen backbone: set model.train and local.augment")
         return self
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.scratch import remove_parts
 
-__all__ = ["cache_folder", "cached", "forget"]
+__all__ = ["Kept", "cache_folder", "cached", "clear", "forget", "kept_in"]
 
 _FORMAT = 3  # raised whenever the same source would be decoded differently
 
@@ -44,6 +45,51 @@ def cached(key: Mapping[str, Any], folder: Path, make: Callable[[], Entry], name
     with _claimed(path):
         found = _found(path)  # another process may have made it while this one waited
         return found if found is not None else _made(path, make)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A file of the cache: what is in it, its size and when it was last used."""
+
+    path: Path
+    what: str  # "features" that a frozen network made, "data" that was decoded, or "unfinished"
+    bytes: int
+    used: float  # seconds since the epoch
+
+    @property
+    def name(self) -> str:
+        """What it was made of."""
+        return "-" if self.what == "unfinished" else self.path.stem.rsplit("-", 1)[0].removeprefix("features-")
+
+
+def kept_in(folder: Path) -> list[Kept]:
+    """The files of the cache, those used last first."""
+    found = []
+    for path in folder.glob("*") if folder.is_dir() else []:
+        if path.suffix not in (".safetensors", ".part"):
+            continue
+        with contextlib.suppress(OSError):  # another process may clear it at the same time
+            status = path.stat()
+            found.append(Kept(path, _contents(path), status.st_size, max(status.st_atime, status.st_mtime)))
+    return sorted(found, key=lambda kept: -kept.used)
+
+
+def _contents(path: Path) -> str:
+    """What a file holds, from its header alone."""
+    try:
+        with safe_open(path, framework="pt") as stored:
+            return "features" if set(json.loads(stored.metadata()["facts"])) == {"check"} else "data"
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return "unfinished"
+
+
+def clear(folder: Path, what: str | None = None) -> list[Kept]:
+    """Remove the cache's files, or those of one kind, and return them. Processes that have them open keep what they read."""
+    gone = [kept for kept in kept_in(folder) if what in (None, kept.what)]
+    for kept in gone:
+        kept.path.unlink(missing_ok=True)
+        kept.path.with_suffix(".lock").unlink(missing_ok=True)
+    return gone
 
 
 def forget(key: Mapping[str, Any], folder: Path, name: str) -> None:

@@ -22,7 +22,8 @@ class Samples:
     """Inputs and, where they are known, their labels.
 
     ``x`` holds uint8 images ``(n, channels, height, width)``, token ids ``(n, length)`` or float32 inputs that are
-    already normalised; ``y`` holds int64 labels ``(n,)``.
+    already normalised; ``y`` holds int64 labels ``(n,)``. ``views`` holds further versions of each input, ``(n, k, ...)``, among
+    which training draws.
 
     >>> samples = Samples(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 2, 2]))
     >>> len(samples), samples.counts(4).tolist()
@@ -33,6 +34,7 @@ class Samples:
 
     x: Tensor
     y: Tensor | None = None
+    views: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.y is not None and len(self.y) != len(self.x):
@@ -45,7 +47,7 @@ class Samples:
         """The samples at ``index``: a view for a slice, a copy for a list of positions."""
         if not isinstance(index, slice):
             index = torch.as_tensor(index, dtype=torch.long, device=self.x.device)
-        return Samples(self.x[index], None if self.y is None else self.y[index])
+        return Samples(self.x[index], *(None if part is None else part[index] for part in (self.y, self.views)))
 
     def unlabelled(self) -> Samples:
         """The same inputs without their labels, as a server's pool holds them."""
@@ -53,7 +55,21 @@ class Samples:
 
     def to(self, device: torch.device | str) -> Samples:
         """The same samples on ``device`` (no copy where they are there already)."""
-        return Samples(self.x.to(device), None if self.y is None else self.y.to(device))
+        return Samples(self.x.to(device), *(None if part is None else part.to(device) for part in (self.y, self.views)))
+
+    def viewed(self, index: Tensor, rng: torch.Generator) -> Tensor:
+        """The inputs at ``index``, each in a version drawn at random: as it is, or one of its views.
+
+        >>> samples = Samples(torch.zeros(2, 1), views=torch.ones(2, 3, 1))
+        >>> samples.viewed(torch.tensor([0, 0, 1, 1, 1]), torch.Generator().manual_seed(0)).flatten().tolist()
+        [0.0, 1.0, 1.0, 0.0, 1.0]
+        """
+        x = self.x[index]
+        if self.views is None:
+            return x
+        chosen = torch.randint(1 + self.views.shape[1], (len(index),), generator=rng).to(x.device)
+        other = torch.nonzero(chosen).flatten()
+        return x.index_copy(0, other, self.views[index[other], chosen[other] - 1])
 
     def counts(self, classes: int) -> Tensor:
         """How many samples there are of each class; all zero where nothing is labelled."""

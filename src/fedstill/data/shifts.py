@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ def shift_labels(samples: Samples, fraction: float, classes: int, rng: np.random
     [1, 2, 0, 0]
     """
     labels, chosen = _chosen(samples, fraction, rng)
-    return Samples(samples.x, torch.where(chosen, (labels + 1) % classes, labels))
+    return replace(samples, y=torch.where(chosen, (labels + 1) % classes, labels))
 
 
 def flip_labels(samples: Samples, fraction: float, classes: int, rng: np.random.Generator) -> Samples:
@@ -31,7 +33,7 @@ def flip_labels(samples: Samples, fraction: float, classes: int, rng: np.random.
     [9, 8, 0]
     """
     labels, chosen = _chosen(samples, fraction, rng)
-    return Samples(samples.x, torch.where(chosen, classes - 1 - labels, labels))
+    return replace(samples, y=torch.where(chosen, classes - 1 - labels, labels))
 
 
 def _chosen(samples: Samples, fraction: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:

@@ -61,7 +61,10 @@ def run(config: Config, out: Path, *, resume: bool = False, listeners: Sequence[
 def _run_here(config: Config, out: Path, resume: bool, listeners: Sequence[Listener]) -> Result:
     with threads(config.engine.threads):
         task = Task(config)
+        task.progress = Listeners(listeners).progress
         algorithm = create(task)
+        if task.kept_trunk is not None:
+            _ = task.domains  # features are computed here, where it is shown, before workers ask for them
         out.mkdir(parents=True, exist_ok=True)
         engine = InProcess(
             algorithm,

@@ -77,20 +77,28 @@ class Shown(Listener):
         self.clock = self.ended = time.monotonic()
         self.pulse.start()
         if self.bars:
-            self.bars.start()
+            self._start_bars()
             name, left = self.name or "rounds", self._left()
-            self.rounds = self.bars.add_task(name, total=config.rounds, completed=rounds_done, note="", left=left)
-            self.inner = self.bars.add_task("", total=None, note="", left="")
+            self.bars.update(self.rounds, description=name, total=config.rounds, completed=rounds_done, left=left, visible=True)
         elif in_notebook():
             self.picture = NotebookBar(self.name or config.algorithm["name"], config.rounds)
             self.picture.update(done=rounds_done, now=True)
 
+    def _start_bars(self) -> None:
+        """Show the bars, the rounds' once there are rounds."""
+        if self.bars and not self.bars.live.is_started:
+            self.bars.start()
+            self.rounds = self.bars.add_task("", total=None, note="", left="", visible=False)
+            self.inner = self.bars.add_task("", total=None, note="", left="")
+
     def progress(self, what: str, done: int, of: int) -> None:
         """Move the inner bar."""
         self.step = f"{what} {done}/{of}"
-        if self.bars and self.bars.live.is_started:
+        if self.bars:
+            self._start_bars()  # features of a frozen network come before the first round
             self.bars.update(self.inner, description=f"  {what}", completed=done, total=of)
-            self.bars.update(self.rounds, left=self._left())
+            if self.total:
+                self.bars.update(self.rounds, left=self._left())
         elif self.picture:
             self.picture.update(step=self.step, note=self._left())
 

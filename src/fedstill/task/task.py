@@ -29,7 +29,7 @@ from fedstill.models.text import encoder_folder, is_encoder
 from fedstill.models.trunk import Top, is_cut
 from fedstill.task.kinds import USUAL, check_model
 from fedstill.task.networks import Networks
-from fedstill.task.trunks import through_trunk
+from fedstill.task.trunks import Views, through_trunk
 
 __all__ = ["USUAL", "ClientInfo", "Pool", "Task", "kind_of", "short_name"]
 
@@ -109,13 +109,14 @@ class Task:
     @cached_property
     def domains(self) -> dict[str, Domain]:
         """Every domain as the networks take it: as it is, or where a frozen trunk's outputs are kept, those."""
-        return through_trunk(self.raw_domains, self.kept_trunk, self.progress)
+        views = Views(self.client_domains, (self.config.model.views or 1) - 1, self.config.local.augment)
+        return through_trunk(self.raw_domains, self.kept_trunk, self.progress, views)
 
     @cached_property
     def kept_trunk(self) -> Top | None:
         """The network whose trunk's outputs are computed once and kept, or None."""
         config = self.config
-        augmented = config.local.augment.flip or config.local.augment.crop
+        augmented = (config.local.augment.flip or config.local.augment.crop) and config.model.views is None
         return self.networks.trunk if is_cut(config.model.train) and config.model.cache and not augmented else None
 
     @cached_property

@@ -5,32 +5,54 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from fedstill.core.streams import stream
+from fedstill.data.augment import augment
 from fedstill.data.cache import cache_folder, cached, forget
 from fedstill.data.samples import Domain, Samples
 from fedstill.models.trunk import Top
+from fedstill.training.options import Augment
 
-__all__ = ["Progress", "fingerprint", "through_trunk", "trunk_outputs"]
+__all__ = ["Kept", "Progress", "Views", "fingerprint", "through_trunk", "trunk_outputs"]
 
 Progress = Callable[[str, int, int], None]
 PIECE = 64  # samples between two reports of progress
 
 
-def through_trunk(domains: Mapping[str, Domain], top: Top | None, progress: Progress) -> dict[str, Domain]:
+@dataclass(frozen=True)
+class Views:
+    """Augmented versions of some domains' training samples, besides the samples themselves."""
+
+    domains: Sequence[str]
+    count: int
+    augment: Augment
+
+
+def through_trunk(
+    domains: Mapping[str, Domain], top: Top | None, progress: Progress, views: Views | None = None
+) -> dict[str, Domain]:
     """The domains with the trunk's outputs in place of raw samples; as they are without a trunk."""
     if top is None:
         return dict(domains)
     kept = trunk_outputs(top, progress)
 
+    def trained(name: str, samples: Samples) -> Samples:
+        found = kept(f"{name} train", samples)
+        if views is None or name not in views.domains or not views.count or not len(samples):
+            return found
+        others = [kept(f"{name} train, view {k + 1}", samples, (k, views.augment)).x for k in range(views.count)]
+        return replace(found, views=torch.stack(others, 1))
+
     return {
         name: replace(
             domain,
-            train=kept(f"{name} train", domain.train),
+            train=trained(name, domain.train),
             test=kept(f"{name} test", domain.test),
             whole=None if domain.whole is None else kept(f"{name} all", domain.whole),
         )
@@ -38,25 +60,35 @@ def through_trunk(domains: Mapping[str, Domain], top: Top | None, progress: Prog
     }
 
 
-def trunk_outputs(top: Top, progress: Progress = lambda what, done, of: None) -> Callable[[str, Samples], Samples]:
-    """A function from samples, and what they are called, to the trunk's outputs with the same labels."""
+class Kept(Protocol):
+    """From samples, and what they are called, to a trunk's outputs with the same labels; of a view by its number and kind."""
+
+    def __call__(self, name: str, samples: Samples, view: tuple[int, Augment] | None = None) -> Samples: ...
+
+
+def trunk_outputs(top: Top, progress: Progress = lambda what, done, of: None) -> Kept:
+    """What a trunk makes of samples, computed once."""
     trunk = fingerprint(*(tensor for _, tensor in sorted(top.trunk_state.items())))
     size = top.whole.input_shape  # where images are resized first, other sizes are other outputs
     about = json.dumps([trunk, top.cut, top.whole.mean, top.whole.std, *([size] if size is not None else [])])
 
-    def kept(name: str, samples: Samples) -> Samples:
-        return Samples(_outputs(top, about, name, samples.x, progress), samples.y) if len(samples) else samples
+    def kept(name: str, samples: Samples, view: tuple[int, Augment] | None = None) -> Samples:
+        return Samples(_outputs(top, about, name, samples.x, progress, view), samples.y) if len(samples) else samples
 
     return kept
 
 
-def _outputs(top: Top, about: str, name: str, x: Tensor, progress: Progress) -> Tensor:
+def _outputs(top: Top, about: str, name: str, x: Tensor, progress: Progress, view: tuple[int, Augment] | None = None) -> Tensor:
     key = {"what": "trunk", "trunk": about, "data": fingerprint(x)}
+    if view is not None:
+        key["view"] = json.dumps([view[0], view[1].flip, view[1].crop])
 
     def make() -> tuple[dict[str, Tensor], dict[str, str]]:
+        # views are the same for every seed, so that runs share them
+        seen = x if view is None else augment(x, view[1].flip, view[1].crop, stream(0, "view", view[0]))
         parts = []
         for first in range(0, len(x), PIECE):
-            parts.append(top.trunk(x[first : first + PIECE]).float().cpu())
+            parts.append(top.trunk(seen[first : first + PIECE]).float().cpu())
             progress(f"features of {name}", min(first + PIECE, len(x)), len(x))
         found = torch.cat(parts).contiguous()
         return {"x": found}, {"check": fingerprint(found)}

@@ -13,11 +13,12 @@ from fedstill.core.errors import FedstillError
 from fedstill.data.augment import augment
 from fedstill.data.samples import Samples
 from fedstill.models.network import Network
+from fedstill.models.trunk import Top
 from fedstill.training.batches import batches, smallest_batch, steps_an_epoch
 from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.options import Local
 
-__all__ = ["Batch", "Fit", "Term", "fit"]
+__all__ = ["Batch", "Fit", "Term", "fit", "varied"]
 
 
 @dataclass
@@ -71,13 +72,13 @@ def fit(
     if memory:
         restore_optimizer(optimizer, network.named_parameters(), memory)
     least = smallest_batch(network)
-    flip, crop = local.augment.flip, local.augment.crop
+    fixed = not (local.augment.flip or local.augment.crop)
     device = next(network.parameters()).device
     data = data.to(device)
-    x_all, y_all = data.x, data.y
+    y_all = data.y
     assert y_all is not None, "local training needs labels"
     normalise = network.normalise
-    whole = None if flip or crop else normalise(x_all)  # a client's data is small: normalise it once
+    whole = normalise(data.x) if fixed else None  # a client's data is small: normalise it once
     losses: list[Tensor] = []
     per_epoch = steps_an_epoch(len(data), local, network)
     step = 0
@@ -85,7 +86,7 @@ def fit(
     for index in batches(len(data), local.batch_size, rng, epochs=epochs, steps=steps, drop_last=drop_last, least=least):
         if device.type != "cpu":
             index = index.to(device)
-        x = whole[index] if whole is not None else normalise(augment(x_all[index], flip, crop, rng))
+        x = whole[index] if whole is not None else normalise(varied(network, data, index, local, rng))
         y = y_all[index]
         optimizer.zero_grad(set_to_none=True)
         batch: Batch | None = None
@@ -114,3 +115,10 @@ def fit(
     last = losses[-per_epoch:]
     remembered = optimizer_state(optimizer, network.named_parameters()) if memory is not None else {}
     return Fit(step, float(torch.stack(last).mean()), remembered)
+
+
+def varied(network: Network, data: Samples, index: Tensor, local: Local, rng: torch.Generator) -> Tensor:
+    """The raw inputs at ``index``, augmented; where a frozen trunk's outputs are kept, drawn among those of augmented views."""
+    if isinstance(network, Top) and data.x.is_floating_point():
+        return data.viewed(index, rng)
+    return augment(data.x[index], local.augment.flip, local.augment.crop, rng)

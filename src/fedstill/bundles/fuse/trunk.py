@@ -23,7 +23,7 @@ from fedstill.fusion.virtual import own_table
 from fedstill.fusion.weightings import report_of
 from fedstill.models.network import Network
 from fedstill.models.trunk import Top
-from fedstill.task.trunks import Progress, trunk_outputs
+from fedstill.task.trunks import Kept, Progress, trunk_outputs
 
 __all__ = ["Ground", "check_statistics", "common_trunk", "drawn"]
 
@@ -34,7 +34,7 @@ class Ground:
 
     about: Trunk
     top: Top  # the first bundle's
-    kept: Callable[[str, Samples], Samples]  # samples, and what they are called, to the trunk's outputs
+    kept: Kept
 
     def standing(self, network: Network, about: About) -> Top:
         """A student on this trunk: what is above it is the student's own."""
