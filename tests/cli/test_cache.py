@@ -23,7 +23,7 @@ def test_what_is_kept_is_listed_and_cleared(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "notes.txt").write_text("somebody else's")
     assert {kept.what for kept in kept_in(tmp_path)} == {"data", "features", "unfinished"}
     shown = run(app, ["cache"]).output
-    for words in ("mnist-train", "outputs of a frozen network", "embedded-optdigits", "decoded data", str(tmp_path)):
+    for words in ("mnist-train", "frozen network's outputs", "embedded-optdigits", "decoded data", str(tmp_path)):
         assert words in shown.replace("\n", "")
     assert "1 files" in run(app, ["cache", "--clear", "--only", "features"]).output
     assert {kept.what for kept in kept_in(tmp_path)} == {"data", "unfinished"}

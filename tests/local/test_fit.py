@@ -122,3 +122,18 @@ def test_distillation_from_the_global_model_is_kl_teacher_to_local():
     got = distil_from(teacher, weight=2.0, temperature=4.0)(Batch(local, x, torch.zeros(5), x, logits, 0, torch.Generator()))
     p, q = (teacher(x) / 4).softmax(1), (logits / 4).softmax(1)
     assert float(got.detach()) == pytest.approx(2 * 16 * float((p * (p / q).log()).sum(1).mean().detach()), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_backbone_has_a_rate_of_its_own(name: str) -> None:
+    """After one step, what lies below the head has moved a tenth of the way, the head and a bottleneck all of it."""
+    moved = {}
+    for factor in (1.0, 0.1):
+        net = network(bottleneck=5)
+        before = {key: value.clone() for key, value in net.named_parameters()}
+        local = Local(steps=1, backbone_rate=factor, optimizer=Optimizer(name=name, lr=0.1))
+        fit(net, samples(), local, rng=torch.Generator().manual_seed(0))
+        moved[factor] = {key: value.detach() - before[key] for key, value in net.named_parameters()}
+    for key, whole in moved[1.0].items():
+        share = 1.0 if key.startswith(("head", "neck")) else 0.1
+        assert torch.allclose(moved[0.1][key], share * whole, atol=1e-6), key

@@ -39,7 +39,7 @@ from fedstill.models.statistics import without_dropout
 from fedstill.task import Task
 from fedstill.training.batches import batches
 from fedstill.training.fit import varied
-from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
+from fedstill.training.optimizers import by_depth, make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.options import Optimizer
 from fedstill.training.schedules import learning_rate
 
@@ -232,7 +232,9 @@ class FADA(Algorithm[FADAOptions]):
         if kept.group("critics"):
             critics.load_state_dict(kept.group("critics"))
         rate = learning_rate(local.optimizer.lr, local.schedule, client.round, client.task.config.rounds)
-        model_step = make_optimizer(local.optimizer, list(network.parameters()), rate)
+        model_step = make_optimizer(
+            local.optimizer, by_depth(network, list(network.parameters()), local.backbone_rate, rate), rate
+        )
         helper_step = make_optimizer(options.optimizer, critics.helpers())
         judge_step = make_optimizer(options.optimizer, critics.judges())
         if phase != "sync-0":  # a synchronisation interrupts a round's training, it does not begin another
@@ -330,7 +332,8 @@ class FADA(Algorithm[FADAOptions]):
         # the sources' own step: `align` weighs fooling against their cross-entropy, which an optimiser of its own would undo
         # (Adam does not see a factor in front of its loss)
         rate = learning_rate(self.local.optimizer.lr, self.local.schedule, round.number, round.total)
-        step = make_optimizer(self.local.optimizer, [p for p in network.parameters() if id(p) not in inside], rate)
+        below = [p for p in network.parameters() if id(p) not in inside]
+        step = make_optimizer(self.local.optimizer, below, rate * self.local.backbone_rate)
         restore_optimizer(step, network.named_parameters(), memory or {})
         network.train()
         rng = round.rng("align", round.phase)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # slow: brings torch
 
 __all__ = ["cache"]
 
-KINDS = {"features": "outputs of a frozen network", "data": "decoded data", "unfinished": "left by a stopped process"}
+KINDS = {"features": "frozen network's outputs", "data": "decoded data", "unfinished": "left by a stopped process"}
 
 
 def cache(

@@ -15,7 +15,7 @@ from fedstill.data.samples import Samples
 from fedstill.models.network import Network
 from fedstill.models.trunk import Top
 from fedstill.training.batches import batches, smallest_batch, steps_an_epoch
-from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
+from fedstill.training.optimizers import by_depth, make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.options import Local
 
 __all__ = ["Batch", "Fit", "Term", "fit", "varied"]
@@ -68,7 +68,8 @@ def fit(
     """
     network.train()
     chosen = list(parameters) if parameters is not None else [p for p in network.parameters() if p.requires_grad]
-    optimizer = make_optimizer(local.optimizer, chosen, lr)
+    rate = local.optimizer.lr if lr is None else lr
+    optimizer = make_optimizer(local.optimizer, by_depth(network, chosen, local.backbone_rate, rate), rate)
     if memory:
         restore_optimizer(optimizer, network.named_parameters(), memory)
     least = smallest_batch(network)

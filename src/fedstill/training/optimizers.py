@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedstill.models.network import Network
 from fedstill.training.options import Optimizer
 
-__all__ = ["make_optimizer", "optimizer_state", "restore_optimizer"]
+__all__ = ["Parameters", "by_depth", "make_optimizer", "optimizer_state", "restore_optimizer"]
+
+Parameters = Sequence[nn.Parameter] | list[dict[str, Any]]  # or groups of them, each with its rate
 
 
-def make_optimizer(options: Optimizer, parameters: Sequence[nn.Parameter], lr: float | None = None) -> torch.optim.Optimizer:
+def by_depth(network: Network, parameters: Sequence[nn.Parameter], factor: float, lr: float) -> Parameters:
+    """The parameters in two groups: those of head and neck with the rate ``lr``, those below with ``factor`` times that.
+
+    >>> from fedstill.models import build
+    >>> network = build("mlp", classes=2, shape=(1, 2, 2), hidden=[3])
+    >>> [(len(group["params"]), group["lr"]) for group in by_depth(network, list(network.parameters()), 0.1, 1.0)]
+    [(2, 1.0), (2, 0.1)]
+    """
+    if factor == 1:
+        return parameters
+    above = {id(p) for part in (network.head, network.neck) for p in part.parameters()}
+    groups = [[p for p in parameters if (id(p) in above) == high] for high in (True, False)]
+    return [{"params": group, "lr": lr * f} for group, f in zip(groups, (1.0, factor), strict=True) if group]
+
+
+def make_optimizer(options: Optimizer, parameters: Parameters, lr: float | None = None) -> torch.optim.Optimizer:
     """The torch optimiser that the options name."""
     rate = options.lr if lr is None else lr
     if options.name == "sgd":

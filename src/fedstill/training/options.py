@@ -74,6 +74,9 @@ class Local(Part):
     schedule: Schedule = Schedule()
     """The learning rate over the rounds."""
 
+    backbone_rate: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the learning rate below the head (and a bottleneck or projection, which are new with it)."""
+
     clip: Annotated[float, Field(gt=0)] | None = None
     """Largest norm of the gradient; not clipped if not set."""
 
