@@ -97,3 +97,19 @@ def test_rare_classes_are_described_together_without_a_label() -> None:
     assert torch.allclose(together.means[0], z.mean(0))
     assert len(described(z, y, Statistics(min_samples=10, rare="leave")).counts) == 0
     assert described(z, y, Statistics(min_samples=6)).labels.tolist() == [0, 1, 2]
+
+
+def test_a_class_of_several_kinds_is_several_gaussians() -> None:
+    rng = torch.Generator().manual_seed(0)
+    z = torch.cat([centre + 0.1 * torch.randn(40, 2, generator=rng) for centre in (0.0, 5.0, 10.0)])
+    one, three = (described(z, torch.zeros(120, dtype=torch.long), Statistics(components=k)) for k in (1, 3))
+    assert three.labels.tolist() == [0, 0, 0]
+    assert three.counts.tolist() == [40, 40, 40]
+    assert sorted(three.means[:, 0].round().tolist()) == [0, 5, 10]
+    drawn, _ = three.draw(3000, rng)
+    nearest = (drawn[:, :1] - torch.tensor([0.0, 5.0, 10.0])).abs().amin(1)
+    assert float(nearest.max()) < 1
+    assert len(one.counts) == 1
+    # no component of a handful of samples leaves the site
+    few = described(z[:45], torch.zeros(45, dtype=torch.long), Statistics(components=3))
+    assert few.counts.min() >= 10

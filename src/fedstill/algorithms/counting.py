@@ -14,6 +14,8 @@ __all__ = ["Counting"]
 class Counting(FedAvg[FedAvgT]):
     """FedAvg whose replies have label counts (which reveal each client's label histogram)."""
 
+    calibrates = False
+
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
         """FedAvg's training, and how many samples of each class there are."""
         reply = super().train(message, client, phase)

@@ -6,18 +6,26 @@ McMahan et al., Communication-Efficient Learning of Deep Networks from Decentral
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from typing_extensions import TypeVar
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
+from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
+from fedstill.fusion.calibration import Calibration, calibrated
+from fedstill.fusion.distillation.transfer import note_merged
 from fedstill.fusion.merges import MergeName, make_merge, note_shares
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
+from fedstill.local.reports import make_report
+from fedstill.local.reports.statistics import reply_fault
 from fedstill.local.update import local_update
 from fedstill.task import Task
 from fedstill.training.fit import Term
 
 __all__ = ["FedAvg", "FedAvgOptions", "FedAvgT"]
+
+DESCRIBE = "describe"  # the exchange in which clients describe their features under the average
 
 
 class FedAvgOptions(Options):
@@ -28,6 +36,13 @@ class FedAvgOptions(Options):
 
     drop_worst: DropWorst | None = None
     """Leave out clients that predict no better than chance (FedDF, Table 3); needs ``data.validation``."""
+
+    calibrate: bool = False
+    """Train the head of the average anew, on features drawn from statistics that the clients report in a further exchange (CCVR,
+    NeurIPS 2021)."""
+
+    calibration: Calibration = Calibration()
+    """How that is done."""
 
 
 FedAvgT = TypeVar("FedAvgT", bound=FedAvgOptions, covariant=True, default=FedAvgOptions)
@@ -41,22 +56,50 @@ class FedAvg(Algorithm[FedAvgT]):
     title = "FedAvg"
     paper = "McMahan et al., AISTATS 2017"
     parts = {"merge": "average by examples"}
+    calibrates: ClassVar[bool] = True  # whether the head of its average can be trained anew
     Options: type[FedAvgT] = FedAvgOptions  # type: ignore[assignment]  # the default of FedAvgT
 
     def __init__(self, task: Task, options: FedAvgT | None = None):
         super().__init__(task, options)
         check_worst(task, self.options.drop_worst)
+        if self.options.calibrate and not self.calibrates:
+            raise FedstillError(f"{self.title} trains the average further by itself: calibrate is for averaging alone")
+
+    def phases(self, round: int) -> Sequence[str]:
+        """One exchange; another where the head is then calibrated."""
+        due = self.options.calibration.when == "every" or round == self.task.config.rounds
+        return ("train", DESCRIBE) if self.options.calibrate and due else ("train",)
+
+    def required(self, phase: str) -> Sequence[str]:
+        """Statistics in the second exchange, else the model."""
+        return ("statistics",) if phase == DESCRIBE else super().required(phase)
 
     def terms(self, message: Message, client: Client) -> Sequence[Term]:
         """What the local objective has besides cross-entropy."""
         return ()
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """Local SGD from the global weights."""
+        """Local SGD from the global weights; in the second exchange, what the client's features are under the average."""
+        if phase == DESCRIBE:
+            wanted = self.options.calibration.statistics.model_dump()
+            return Message.of(statistics=make_report("statistics", message, client, wanted), samples=len(client.data))
+        return self.update(message, client)
+
+    def update(self, message: Message, client: Client) -> Message:
+        """Local SGD."""
         return local_update(message, client, self.terms(message, client))
 
+    def screen(self, server: Server, client: str, message: Message) -> str | None:
+        """A reply whose statistics cannot be used is dropped."""
+        part = message.group("statistics")
+        return reply_fault(self.task, client, part) if part else None
+
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """The weighted average, prototype by prototype."""
+        """The weighted average, prototype by prototype; then its head is calibrated, where that is asked for."""
+        if round.phase == DESCRIBE:
+            note_merged(self.task, server.models, round)
+            models = calibrated(self.task, server.models, replies, self.options.calibration, round)
+            return Server(models, server.parts, server.values)
         return self.averaged(server, self.trusted(replies, round), round)
 
     def trusted(self, replies: Sequence[Reply], round: Round) -> Sequence[Reply]:

@@ -7,7 +7,6 @@ models. Every part is an option here, so this file is also the frame of the othe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -36,12 +35,12 @@ from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.weightings import Weighting, WeightingContext, fault_of, make_weighting, options_kind, report_of
 from fedstill.fusion.worst import DropWorst, check_worst, drop_teachers, drop_worst
 from fedstill.local.reports import after_training, make_report
-from fedstill.local.reports.statistics import statistics_fault
+from fedstill.local.reports.statistics import reply_fault, statistics_width
 from fedstill.local.terms import distil_from, proximal
 from fedstill.local.update import local_update
 from fedstill.models.heads import HeadOnly
 from fedstill.models.network import Network
-from fedstill.models.trunk import Top, trunk_digest
+from fedstill.models.trunk import Top
 from fedstill.task import Task
 from fedstill.training.fit import Term
 
@@ -231,9 +230,7 @@ class FedDF(Algorithm[FedDFT]):
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """A reply without a usable report is dropped."""
         if "statistics" in self.described:
-            who, part = self.task.clients[client], message.group("statistics")
-            trunk = trunk_digest(self.task.networks.get(who.prototype))
-            problem = statistics_fault(part, self.feature_width(client), len(self.task.classes), who.samples, trunk)
+            problem = reply_fault(self.task, client, message.group("statistics"))
             if problem is not None:
                 return problem
         if self.report is None:
@@ -296,8 +293,7 @@ class FedDF(Algorithm[FedDFT]):
 
     def feature_width(self, client: str) -> int:
         """The numbers that describe one of a client's samples: a frozen trunk's outputs, or the features before the head."""
-        network = self.task.networks.get(self.task.clients[client].prototype)
-        return math.prod(network.output_shape(self.task.raw_shape)) if isinstance(network, Top) else network.feature_dim
+        return statistics_width(self.task, client)
 
     def generator(self, server: Server) -> nn.Module | None:
         """The system's own generator where it has one, or the frozen one that ``source.generator`` names."""

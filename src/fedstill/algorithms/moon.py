@@ -67,7 +67,7 @@ class Moon(FedAvg[MoonOptions]):
         """The contrastive term."""
         return contrastive_terms(message, client, self.options.mu, self.options.temperature)
 
-    def train(self, message: Message, client: Client, phase: str = "train") -> Message:
+    def update(self, message: Message, client: Client) -> Message:
         """Train, and remember the result as the previous model."""
         reply = local_update(message, client, self.terms(message, client))
         client.memory = Message.of(previous=reply.group("model"))

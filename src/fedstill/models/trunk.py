@@ -20,7 +20,7 @@ from fedstill.core.errors import FedstillError
 
 from .network import Network
 
-__all__ = ["Top", "cut_of", "is_cut", "same_trunk", "trunk_digest"]
+__all__ = ["Top", "cut_of", "is_cut", "same_trunk"]
 
 CHUNK = 4  # samples that pass the trunk at once: with more, most of the time goes into getting memory from the system
 _LAST = re.compile(r"^last:([1-9]\d*)$")
@@ -148,8 +148,3 @@ def same_trunk(one: Top, other: Top) -> bool:
         return False
     mine, theirs = one.trunk_state, other.trunk_state
     return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
-
-
-def trunk_digest(network: Network) -> str | None:
-    """The fingerprint of a network's frozen trunk; None where nothing of it is frozen."""
-    return network.digest if isinstance(network, Top) else None

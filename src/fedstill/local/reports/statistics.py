@@ -8,6 +8,7 @@ handful of images leaves a site.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -25,8 +26,18 @@ from fedstill.local.reports.coverage import MOST, covered
 from fedstill.models.network import Network
 from fedstill.models.predict import apply
 from fedstill.models.trunk import Top
+from fedstill.task import Task
 
-__all__ = ["Gaussians", "Statistics", "described", "features_of", "site_statistics", "statistics_fault"]
+__all__ = [
+    "Gaussians",
+    "Statistics",
+    "described",
+    "features_of",
+    "reply_fault",
+    "site_statistics",
+    "statistics_fault",
+    "statistics_width",
+]
 
 
 class Statistics(Part):
@@ -43,6 +54,10 @@ class Statistics(Part):
 
     min_samples: Annotated[int, Field(ge=2)] = 10
     """A class with fewer samples is not described on its own."""
+
+    components: Positive = 1
+    """Gaussians of a class: its samples are divided among so many by k-means, fewer where one would have fewer than
+    ``min_samples``."""
 
     rare: Literal["pool", "leave"] = "pool"
     """What happens to such classes: they are described together, without a label, if they have enough samples, or left out."""
@@ -103,7 +118,7 @@ def described(features: Tensor, labels: Tensor | None, options: Statistics) -> G
     features = features.double()
     if options.per_class and labels is not None:
         classes = [(int(c), features[labels == c]) for c in labels.unique()]
-        groups = [(c, own) for c, own in classes if len(own) >= options.min_samples]
+        groups = [(c, part) for c, own in classes if len(own) >= options.min_samples for part in divided(own, options)]
         rare = [own for _, own in classes if len(own) < options.min_samples]
         if options.rare == "pool" and sum(map(len, rare)) >= options.min_samples:
             groups.append((-1, torch.cat(rare)))
@@ -132,6 +147,35 @@ def described(features: Tensor, labels: Tensor | None, options: Statistics) -> G
         torch.stack(factors).float() if groups else torch.zeros(len(groups), rank, width),
         bool((features >= 0).all()),
     )
+
+
+def divided(features: Tensor, options: Statistics) -> list[Tensor]:
+    """The features in as many clusters as there are to be ``components``, or fewer, none smaller than ``min_samples``.
+
+    >>> two = torch.tensor([[0.0], [0.5], [5.0], [5.5], [6.0]])
+    >>> [part.flatten().tolist() for part in divided(two, Statistics(components=3, min_samples=2))]
+    [[0.0, 0.5], [5.0, 5.5, 6.0]]
+    """
+    for count in range(min(options.components, len(features) // options.min_samples), 1, -1):
+        nearest = _clusters(features, count)
+        parts = [features[nearest == k] for k in range(count)]
+        if min(map(len, parts)) >= options.min_samples:
+            return parts
+    return [features]
+
+
+def _clusters(features: Tensor, count: int, steps: int = 10) -> Tensor:
+    """The cluster of each sample by k-means; the first centre is the sample farthest from the mean, each further one the
+    sample farthest from those before: nothing is drawn."""
+    chosen = [int((features - features.mean(0)).square().sum(1).argmax())]
+    while len(chosen) < count:
+        chosen.append(int(torch.cdist(features, features[chosen]).amin(1).argmax()))
+    centres = features[sorted(chosen)]
+    for _ in range(steps):
+        nearest = torch.cdist(features, centres).argmin(1)
+        for k in nearest.unique().tolist():
+            centres[k] = features[nearest == k].mean(0)
+    return torch.cdist(features, centres).argmin(1)
 
 
 def features_of(network: Network, samples: Samples) -> Tensor:
@@ -206,3 +250,17 @@ def statistics_fault(
     if told.numel() != 1 or not 0 <= float(told) <= 1:
         return "its statistics say a coverage that is no share"
     return None
+
+
+def statistics_width(task: Task, client: str) -> int:
+    """The numbers that describe one of a client's samples: a frozen trunk's outputs, or the features before the head."""
+    network = task.networks.get(task.clients[client].prototype)
+    return math.prod(network.output_shape(task.raw_shape)) if isinstance(network, Top) else network.feature_dim
+
+
+def reply_fault(task: Task, client: str, part: Mapping[str, Tensor]) -> str | None:
+    """Why the statistics of a client's reply cannot be used, or None."""
+    who = task.clients[client]
+    network = task.networks.get(who.prototype)
+    trunk = network.digest if isinstance(network, Top) else None
+    return statistics_fault(part, statistics_width(task, client), len(task.classes), who.samples, trunk)
