@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ def test_what_is_kept_is_listed_and_cleared(tmp_path: Path, monkeypatch: pytest.
     assert "0 files" in run(app, ["cache"]).output
     load_domain("embedded:optdigits", image_size=8)
     cached({"of": "a trunk"}, tmp_path, lambda: ({"x": torch.zeros(5, 3)}, {"check": "0"}), "features-mnist train")
-    (tmp_path / ".abc.part").write_bytes(b"half")
+    (tmp_path / ".abc.999999999.part").write_bytes(b"half")
+    written = tmp_path / f".def.{os.getpid()}.part"  # of a process that lives
+    written.write_bytes(b"half")
     (tmp_path / "notes.txt").write_text("somebody else's")
     assert {kept.what for kept in kept_in(tmp_path)} == {"data", "features", "unfinished"}
     shown = run(app, ["cache"]).output
@@ -28,5 +31,5 @@ def test_what_is_kept_is_listed_and_cleared(tmp_path: Path, monkeypatch: pytest.
     assert "1 files" in run(app, ["cache", "--clear", "--only", "features"]).output
     assert {kept.what for kept in kept_in(tmp_path)} == {"data", "unfinished"}
     run(app, ["cache", "--clear"])
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", written.name}
     assert run(app, ["cache", "--only", "weights"]).exception is not None

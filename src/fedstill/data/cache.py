@@ -84,12 +84,16 @@ def _contents(path: Path) -> str:
 
 
 def clear(folder: Path, what: str | None = None) -> list[Kept]:
-    """Remove the cache's files, or those of one kind, and return them. Processes that have them open keep what they read."""
+    """Remove the cache's files, or those of one kind, and return them. Processes that have them open keep what they read, and
+    what a living process is writing stays."""
     gone = [kept for kept in kept_in(folder) if what in (None, kept.what)]
+    if any(kept.path.suffix == ".part" for kept in gone):
+        remove_parts(folder)
     for kept in gone:
-        kept.path.unlink(missing_ok=True)
-        kept.path.with_suffix(".lock").unlink(missing_ok=True)
-    return gone
+        if kept.path.suffix != ".part":
+            kept.path.unlink(missing_ok=True)
+            kept.path.with_suffix(".lock").unlink(missing_ok=True)
+    return [kept for kept in gone if not kept.path.exists()]
 
 
 def forget(key: Mapping[str, Any], folder: Path, name: str) -> None:

