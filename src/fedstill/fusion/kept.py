@@ -34,7 +34,7 @@ from fedstill.models.network import Network
 from fedstill.models.statistics import recalibrate
 from fedstill.task import Task
 
-__all__ = ["INDEX", "Ensemble", "Speakers", "read_ensemble", "speakers_of", "write_ensemble"]
+__all__ = ["INDEX", "Ensemble", "Speakers", "read_ensemble", "settled", "speakers_of", "write_ensemble"]
 
 INDEX = "ensemble.json"
 
@@ -66,18 +66,11 @@ class Mixed(Protocol):
 def speakers_of(
     task: Task, options: Mixed, settings: Mapping[str, Any], server: Server, teachers: Sequence[Teacher], round: Round
 ) -> Speakers:
-    """A round's ensemble, as it can be kept. Voters that the pool's batches normalised get the pool's statistics for their own:
-    what is kept must say the same of a sample in whatever company it comes."""
-    kind = options_kind(options.weighting)
-    if kind is not None and issubclass(kind, Voters):
-        pool = task.pool if settings.get("vote_norm") != "own" else None
-        settings = {**settings, "vote_norm": "own"}
-        if pool is not None:
-            teachers = [replace(t, load=partial(_recalibrated, t, pool.samples)) for t in teachers]
+    """A round's ensemble, as it can be kept."""
     networks, replies = task.networks, [teacher.reply for teacher in teachers if teacher.reply is not None]
     wanted = dict.fromkeys(r.prototype if r.prototype in server.models else networks.student for r in replies)
     backbones = {name: partial(networks.load, name, server.models[name], "backbone") for name in wanted}
-    return Speakers(
+    said = Speakers(
         teachers,
         options.weighting,
         settings,
@@ -89,6 +82,19 @@ def speakers_of(
         task.classes,
         backbones if report_of(options.weighting) == "projection" else {},
     )
+    return settled(said, task.pool.samples if task.pool is not None else None)
+
+
+def settled(speakers: Speakers, pool: Samples | None) -> Speakers:
+    """The same speakers, whose votes no longer depend on batches: voters that the pool's batches normalised get the pool's
+    statistics for their own, since what is kept must say the same of a sample in whatever company it comes."""
+    kind = options_kind(speakers.weighting)
+    if kind is None or not issubclass(kind, Voters):
+        return speakers
+    teachers = speakers.teachers
+    if pool is not None and speakers.options.get("vote_norm") != "own":
+        teachers = [replace(teacher, load=partial(_recalibrated, teacher, pool)) for teacher in teachers]
+    return replace(speakers, teachers=teachers, options={**speakers.options, "vote_norm": "own"})
 
 
 def _recalibrated(teacher: Teacher, samples: Samples) -> Network:

@@ -138,7 +138,9 @@ def fuse(
             "distillation": learning.model_dump(mode="json", exclude_none=True),
         },
         sources=tuple(member.source for member in team.members),
-        ensemble=partial(keep, team=team, options=chosen, device=place, trunk=ground.top if ground is not None else None)
+        ensemble=partial(
+            keep, team=team, options=chosen, device=place, trunk=ground.top if ground is not None else None, pool=pool
+        )
         if chosen.keep_ensemble
         else None,
     )

@@ -17,7 +17,8 @@ from fedstill.bundles.fuse.options import FuseOptions
 from fedstill.bundles.fuse.teachers import Opened, Team
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State
-from fedstill.fusion.kept import Speakers, write_ensemble
+from fedstill.data.samples import Samples
+from fedstill.fusion.kept import Speakers, settled, write_ensemble
 from fedstill.fusion.weightings import report_of
 from fedstill.fusion.weightings.contract import COMMON
 from fedstill.models.network import Network
@@ -34,8 +35,8 @@ def check_kept(found: Sequence[Opened]) -> None:
             raise FedstillError(f"{whose} is not a network of fedstill's own: the ensemble cannot be kept")
 
 
-def keep(folder: Path, team: Team, options: FuseOptions, device: torch.device, trunk: Top | None) -> None:
-    """Write the ensemble of ``team`` to ``folder``."""
+def keep(folder: Path, team: Team, options: FuseOptions, device: torch.device, trunk: Top | None, pool: Samples) -> None:
+    """Write the ensemble of ``team``, which spoke about ``pool``, to ``folder``."""
     abouts: dict[str, Mapping[str, Any]] = {
         member.name: _said(member.bundle.about) for member in team.members if member.bundle is not None
     }
@@ -55,7 +56,7 @@ def keep(folder: Path, team: Team, options: FuseOptions, device: torch.device, t
         classes=team.classes,
         backbones=backbones,
     )
-    write_ensemble(folder, speakers, abouts.__getitem__, _whole)
+    write_ensemble(folder, settled(speakers, pool), abouts.__getitem__, _whole)
 
 
 def _same(network: Network) -> Network:
