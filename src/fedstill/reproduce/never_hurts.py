@@ -15,7 +15,7 @@ from fedstill.core.nested import laid_over
 from fedstill.reproduce import Cell, Plan, cell, runs_of
 from fedstill.run.configuration import tree_in
 
-__all__ = ["SYSTEMS", "columns", "never_hurts"]
+__all__ = ["PHOTOS", "SYSTEMS", "columns", "frozen_photos", "never_hurts"]
 
 DIGITS = ("mnist", "usps", "svhn", "mnist_m")
 PHOTOS = ("art_painting", "cartoon", "photo", "sketch")
@@ -51,14 +51,20 @@ def _pool(root: Path, domains: Sequence[str], pool: str, **images: int) -> dict[
     return {"root": str(root), "domains": [name for name in domains if name != pool], "server": pool, **images}
 
 
+def frozen_photos(plan: Plan, pool: str | None, *, rounds: int, epochs: int) -> dict[str, Any]:
+    """PACS above a frozen pretrained network; the domain ``pool`` is the server's."""
+    data = _pool(plan.root() / "pacs160", PHOTOS, pool or "", image_size=160, channels=3)
+    if pool is None:
+        del data["server"]
+    network = {"name": "efficientnet-lite0", "weights": "imagenet", "train": "head", "options": {"head": [256]}}
+    return {"rounds": rounds, "data": data, "model": network, "local": _local(epochs, 0.01), "engine": {"threads": 1}}
+
+
 def columns(plan: Plan) -> Iterator[tuple[str, dict[str, Any], int]]:
     """Every column: its name, its configuration, and the size of a varied pool."""
     root, small = plan.root(), {"model": {"name": "cnn-small"}, "engine": {"threads": 1}}
-    network = {"name": "efficientnet-lite0", "weights": "imagenet", "train": "head", "options": {"head": [256]}}
     for pool in PHOTOS:
-        data = _pool(root / "pacs160", PHOTOS, pool, image_size=160, channels=3)
-        frozen = {"rounds": 5, "data": data, "model": network, "local": _local(5, 0.01), "engine": {"threads": 1}}
-        yield f"pacs160 {pool}", frozen, 4000
+        yield f"pacs160 {pool}", frozen_photos(plan, pool, rounds=5, epochs=5), 4000
     for pool in DIGITS:
         data = _pool(root, DIGITS, pool, image_size=32, channels=3, limit=1200, test_limit=500)
         yield f"digits {pool}", {"rounds": 6, "data": data, "local": _local(2, 0.02), **small}, 2400
