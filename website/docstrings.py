@@ -13,13 +13,8 @@ __all__ = ["MarkdownDocstrings", "as_markdown"]
 def as_markdown(text: str) -> str:
     """A docstring of ours as Markdown.
 
-    >>> print(as_markdown("See :class:`~fedstill.core.message.Message`.\\n\\n>>> 1 + 1\\n2\\n"))
-    See `Message`.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
+    >>> as_markdown("See :class:`~fedstill.core.message.Message`.\\n\\n>>> 1 + 1\\n2\\n").splitlines()
+    ['See `Message`.', '', '```pycon', '>>> 1 + 1', '2', '```']
     """
     text = re.sub(r":\w+:`~(?:[\w.]+\.)?(\w+)`", r"`\1`", text)
     text = re.sub(r":\w+:`([^`]+)`", r"`\1`", text)
