@@ -10,7 +10,7 @@ from fedstill.config.trees import as_assignments
 from fedstill.core.files import atomic_write, to_json
 from fedstill.report.page import build_page
 from fedstill.report.runs import Run, load_runs
-from fedstill.report.tables import markdown, summarise
+from fedstill.report.tables import markdown, summarise, with_ensembles
 from fedstill.run.compare import Planned, plan, run_planned
 from fedstill.run.listener import Listener
 
@@ -41,7 +41,7 @@ def compare(
         say(note)
     run_planned(plans, listener)
     runs = load_runs([one.folder for one in plans])
-    atomic_write(folder / "table.md", markdown(summarise(runs)))
+    atomic_write(folder / "table.md", markdown(with_ensembles(summarise(runs))))
     atomic_write(folder / "summary.json", to_json([run.summary for run in runs]) + "\n")
     build_page([run.folder for run in runs], folder / "report.html")
     return runs

@@ -41,7 +41,7 @@ def compare_shown(what: str, names: Sequence[str], seeds: Sequence[int], out: Pa
     """The comparison, drawn on the console; ``demo`` uses it too."""
     # slow: they bring torch
     from fedstill.api import compare as compare_runs
-    from fedstill.report.tables import rich_table, summarise
+    from fedstill.report.tables import rich_table, summarise, with_ensembles
     from fedstill.report.verdict import verdict
 
     def listener(one: Planned) -> Shown:
@@ -50,7 +50,7 @@ def compare_shown(what: str, names: Sequence[str], seeds: Sequence[int], out: Pa
 
     runs = compare_runs(what, names, seeds=seeds, out=out, settings=assignments, listener=listener, say=remark)
     rows = summarise(runs)
-    console.print(rich_table(rows, console.width))
+    console.print(rich_table(with_ensembles(rows), console.width))
     if said := verdict(rows).line:
         console.print(said, soft_wrap=True, markup=False, highlight=False)
     console.print(f"the page: {out / 'report.html'}", soft_wrap=True)

@@ -28,7 +28,7 @@ from fedstill.report.numbers import count
 from fedstill.report.pictures import DECIDED, pictures
 from fedstill.report.run_data import run_data
 from fedstill.report.runs import Run, find_runs, load_run
-from fedstill.report.tables import Row, best_rows, columns, latex_lines, markdown, markdown_lines, summarise
+from fedstill.report.tables import Row, best_rows, columns, latex_lines, markdown, markdown_lines, summarise, with_ensembles
 from fedstill.report.verdict import Verdict, verdict
 
 __all__ = ["build_page", "page_data", "render"]
@@ -131,7 +131,10 @@ def _method(row: Row, places: list[int], found: Verdict) -> dict[str, Any]:
     }
 
 
-def _table(rows: Sequence[Row]) -> dict[str, Any]:
+def _table(methods: Sequence[Row]) -> dict[str, Any]:
+    rows = with_ensembles(methods)
+    of = {row.label: place for place, row in enumerate(methods)}
+    owners = [max((of[row.label] for row in rows[: place + 1] if row.label in of), default=0) for place in range(len(rows))]
     shown = columns(rows)
     best = [best_rows(column, rows) for column in shown]
     markdown_head, markdown_rows = markdown_lines(rows)
@@ -141,7 +144,8 @@ def _table(rows: Sequence[Row]) -> dict[str, Any]:
         "rows": [
             {
                 "label": row.label,
-                "seeds": len(row.runs),
+                "method": owners[place],  # whose row it is, or whose ensemble
+                "seeds": len(row.seeds),
                 "unfinished": row.unfinished,
                 "cells": [
                     {

@@ -77,6 +77,12 @@ class Run:
         return said if said is not None else max(self.accuracies, default=None)
 
     @property
+    def kept_ensemble(self) -> float | None:
+        """The accuracy of the ensemble that the run kept; None where it kept none."""
+        kept = (self.folder / "ensemble" / "ensemble.json").is_file() and self.history
+        return number(self.history[-1].get("ensemble_accuracy")) if kept else None
+
+    @property
     def bytes_total(self) -> int | None:
         """Bytes sent down and up, over all rounds."""
         said = number(self.summary.get("bytes_total"))

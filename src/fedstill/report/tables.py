@@ -32,6 +32,7 @@ __all__ = [
     "rich_table",
     "spread",
     "summarise",
+    "with_ensembles",
 ]
 
 
@@ -153,6 +154,23 @@ def _row(label: str, runs: list[Run], targets: list[str]) -> Row:
         bytes_total=spread(run.bytes_total for run in runs),
         seconds=spread(run.seconds for run in runs),
     )
+
+
+def with_ensembles(rows: Sequence[Row]) -> list[Row]:
+    """The rows, each followed by the ensemble that its runs kept (``run --keep-ensemble``): what the student was distilled from,
+    for those who can pay for all teachers at every question."""
+    shown: list[Row] = []
+    for row in rows:
+        shown.append(row)
+        kept = [run for run in row.runs if run.kept_ensemble is not None]
+        if kept:
+            accuracy = spread(run.kept_ensemble for run in kept)
+            nothing: dict[str, Spread | None] = dict.fromkeys(row.rounds_to)
+            seeds = [run.seed for run in kept]
+            shown.append(
+                Row(f"{row.label}: its ensemble", row.algorithm, seeds, [], accuracy, None, {}, {}, nothing, nothing, None, None)
+            )
+    return shown
 
 
 def _last(runs: list[Run], name: Literal["domains", "prototypes"]) -> dict[str, Spread]:

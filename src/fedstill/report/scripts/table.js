@@ -47,11 +47,11 @@ function drawTable() {
         heading("seeds", "high"),
       ),
     ),
-    element("tbody", {}, ...tableOrder().map(({ row, place }) => element("tr", { class: on(place) ? "" : "off" },
+    element("tbody", {}, ...tableOrder().map(({ row }) => element("tr", { class: on(row.method) ? "" : "off" },
       element(
         "th", { scope: "row" },
         element(
-          "div", {}, element("span", { class: "swatch", style: `background:${look(place).colour}` }),
+          "div", {}, element("span", { class: "swatch", style: `background:${look(row.method).colour}` }),
           element("span", {}, row.label),
         ),
       ),
