@@ -1,20 +1,35 @@
-"""Clients that also tell how many samples of each class they have, as FedGen's and FedFTG's servers need to know."""
+"""What FedGen and FedFTG share: clients tell how many samples of each class they have, and the server trains a generator."""
 
 from __future__ import annotations
 
 from fedstill.algorithm import Client, Server
 from fedstill.algorithms.fedavg import FedAvg, FedAvgT
-from fedstill.core.message import Message
+from fedstill.core.message import Message, State, clone
 from fedstill.fusion.weightings.counts import fault as counts_fault
 from fedstill.local.reports import make_report
+from fedstill.models.generator import Generator
 
 __all__ = ["Counting"]
 
 
 class Counting(FedAvg[FedAvgT]):
-    """FedAvg whose replies have label counts (which reveal each client's label histogram)."""
+    """FedAvg whose replies have label counts (which reveal each client's label histogram), and whose server has a generator."""
 
     calibrates = False
+
+    def generator(self, state: State | None = None) -> Generator:
+        """The generator, with ``state`` or its initial weights."""
+        raise NotImplementedError
+
+    def trained_generator(self, server: Server) -> Generator:
+        """The server's generator."""
+        return self.generator(server.parts["generator"])
+
+    def start(self) -> Server:
+        """Initial models and generator."""
+        server = super().start()
+        server.parts["generator"] = clone(self.generator().state_dict())
+        return server
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
         """FedAvg's training, and how many samples of each class there are."""

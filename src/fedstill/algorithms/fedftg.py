@@ -178,16 +178,6 @@ class FedFTG(Counting[FedFTGOptions]):
             raise FedstillError(f"fedftg needs a conditional generator, and generator.kind = '{part.kind}' is not")
         return made
 
-    def trained_generator(self, server: Server) -> Generator:
-        """The server's generator."""
-        return self.generator(server.parts["generator"])
-
-    def start(self) -> Server:
-        """Initial model and generator."""
-        server = super().start()
-        server.parts["generator"] = clone(self.generator().state_dict())
-        return server
-
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """Average, then let generator and student play."""
         replies = self.trusted(replies, round)  # a client that is dropped teaches nobody either

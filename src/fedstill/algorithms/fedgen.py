@@ -162,16 +162,6 @@ class FedGen(Counting[FedGenOptions]):
 
     # -- the server --------------------------------------------------------------------------------------------------------
 
-    def trained_generator(self, server: Server) -> Generator:
-        """The server's generator."""
-        return self.generator(server.parts["generator"])
-
-    def start(self) -> Server:
-        """Initial models and generator."""
-        server = super().start()
-        server.parts["generator"] = clone(self.generator().state_dict())
-        return server
-
     def instruct(self, server: Server, client: str, round: Round) -> Message:
         """The model, and the generator once it has learned."""
         message = super().instruct(server, client, round)
