@@ -14,7 +14,7 @@ demo: $(STAMP)
 
 test: $(DEV) lint
 	@start=$$SECONDS; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile; status=$$?; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder; status=$$?; \
 	echo "tests took $$((SECONDS - start)) s"; exit $$status
 
 lint: $(DEV)

@@ -14,7 +14,7 @@ from fedstill.run.configuration import parse
 torch.set_num_threads(1)
 
 
-# files whose tests wait for processes: begun first, they wait while others compute
+# files whose tests wait for processes: begun first (--no-loadscope-reorder), they wait while others compute
 SLOW = ("test_flower_deployment", "test_flower_secure", "test_extending", "test_benchmarks", "test_inprocess", "test_parts")
 
 
