@@ -130,5 +130,8 @@ def test_statistics_of_another_trunk_are_dropped(tiny: Any) -> None:
 def test_what_does_not_go_together_is_refused(tiny: Any) -> None:
     with pytest.raises(FedstillError, match="per_class"):
         create(Task(tiny(**settings(targets="label", source={"options": {"per_class": False}}))))
-    with pytest.raises(FedstillError, match="alone"):
+    with pytest.raises(FedstillError, match="makes images"):
         create(Task(tiny(**settings(source={"kind": "noise"}))))
+    with pytest.raises(FedstillError, match="alone"):
+        tree = settings(source={"kind": "data"})
+        create(Task(tiny(**{**tree, "data": {**tree["data"], "server": "embedded:blended"}})))

@@ -34,7 +34,7 @@ def test_nodes_that_die_hang_or_lie_cost_their_replies(pace, tmp_path):
         options={"distillation": {"steps": 3}, "line": False},  # the judges would wait for the dead as well
         rounds=3,
         data={"domains": ["embedded:mnist", "embedded:optdigits", "embedded:rotated"]},
-        clients={"per_domain": 2, "timeout": max(45.0, 15 * pace)},
+        clients={"per_domain": 2, "timeout": max(25.0, 10 * pace)},
         model={"clients": ["mlp", "cnn-small"], "options": {}, "by": "client"},
     )
     out = tmp_path / "out"

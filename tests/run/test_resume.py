@@ -152,7 +152,7 @@ def test_finished_rounds_are_not_lost_to_a_missing_checkpoint_or_configuration(t
     (tmp_path / "config.toml").unlink()
     with pytest.raises(FedstillError, match=r"config\.toml is missing"):
         run(tiny(rounds=3, seed=7), tmp_path, resume=True)
-    (tmp_path / "config.toml").write_text(kept[: len(kept) // 2])
+    (tmp_path / "config.toml").write_text(kept[: len(kept) // 2] + "\n[half")
     with pytest.raises(FedstillError, match="is not TOML"):
         run(tiny(rounds=3), tmp_path, resume=True)
     (tmp_path / "config.toml").write_text(kept)
