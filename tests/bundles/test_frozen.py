@@ -120,7 +120,7 @@ def test_what_statistics_are_and_reveal_is_said(tmp_path: Path, toy: Path) -> No
     [
         ({"variances": -1.0}, "negative variances"),
         ({"counts": 10**6}, "count 3000000 samples, and it has 120"),
-        ({"labels": 17}, "name classes that there are not"),
+        ({"labels": 17}, "name classes that do not exist"),
         ({"trunk": 0}, "are of another trunk"),
         ({"means": None}, "have no means"),
     ],

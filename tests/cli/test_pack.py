@@ -310,7 +310,7 @@ def test_colour_of_any_file_and_damaged_files_in_a_pack(cli, tmp_path):
     status, _, said = cli(*words)
     assert status == 2
     assert f"{bad}' cannot be decoded" in "".join(said.split("\n"))
-    with pytest.warns(UserWarning, match="1 image of 'site' cannot be decoded, and left out: .*3.png"):
+    with pytest.warns(UserWarning, match="1 image of 'site' left out as undecodable: .*3.png"):
         assert cli(*words, "--set", "data.unreadable=skip")[0] == 0
     assert read_bundle(tmp_path / "site.fed").about.samples == 11
 

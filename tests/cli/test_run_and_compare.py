@@ -144,7 +144,7 @@ def test_a_comparison_says_what_cannot_run_before_the_first_one_trains(config, t
     [
         (["--out", "FILE"], "File exists"),
         (["--set", "seed=-1"], "seed = -1"),
-        (["--set", "engine.device=foo"], "engine.device = 'foo' is no device"),
+        (["--set", "engine.device=foo"], "engine.device = 'foo' is not a device"),
         (["--set", "when=2020-01-01"], "unknown key 'when'"),
     ],
 )

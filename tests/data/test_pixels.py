@@ -391,7 +391,7 @@ def test_damaged_images_are_left_out_counted_and_named(tmp_path):
         for part in (domain.train, domain.test):
             assert ((part.x[:, 0, 0, 0] >= 100) == (part.y == 1)).all()  # labels stay with their images
         assert len(domain.notes) == 1
-        assert domain.notes[0].startswith("6 images of 'pets' cannot be decoded, and left out:")
+        assert domain.notes[0].startswith("6 images of 'pets' left out as undecodable:")
         assert "cat/07.png" in domain.notes[0]
     with pytest.raises(FedstillError, match="cat/00.png' cannot be decoded"):  # also where the cache knows them
         load_domain(str(folder), cache=tmp_path / "cache")

@@ -76,7 +76,7 @@ def test_the_label_is_named_or_found(tmp_path, ward):
     assert load(tmp_path, "a")["a"].classes == ("no", "yes")  # capitals do not matter
     assert load(tmp_path, "a", label="diagnosis")["a"].columns == ("Age", "Target = no", "Target = yes")
     ward("b", age=AGES, diagnosis=[0, 1] * 10)
-    with pytest.raises(FedstillError, match="'b' has no label that is found: set data.label; its columns are age, diagnosis"):
+    with pytest.raises(FedstillError, match="'b' has no label column: set data.label; its columns are age, diagnosis"):
         load(tmp_path, "b")
     with pytest.raises(FedstillError, match=r"'b' has no column 'sick' \(data.label\); its columns are age, diagnosis"):
         load(tmp_path, "b", label="sick")
@@ -284,7 +284,7 @@ def test_kinds_that_are_not_there(tmp_path, ward):
     with pytest.raises(FedstillError, match="'a' has no image column"):
         load(tmp_path, "a", kind="image")
     ward("b", note=[LONG] * 20, label=SICK)
-    with pytest.raises(FedstillError, match=r"a is table, b is text \(data.kind settles"):
+    with pytest.raises(FedstillError, match=r"a is table, b is text \(data.kind says"):
         load(tmp_path, "a", "b")
 
 

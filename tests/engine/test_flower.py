@@ -228,7 +228,7 @@ def test_a_node_that_leaves_is_named_and_may_come_back_as_another(tmp_path):
         ([{}], "this node has no data"),
         ([{"data": "/nowhere/at/all"}], "no data at '/nowhere/at/all'"),
         ([{"data": DOMAINS[0], "domain": "a"}, {"partition-id": 0}], "some nodes bring their own data and some do not"),
-        ([{"data": DOMAINS[0], "model": "os:getcwd"}], "a model that is not known here"),
+        ([{"data": DOMAINS[0], "model": "os:getcwd"}], "a model that the server does not know"),
     ],
 )
 def test_what_is_wrong_with_the_nodes_is_one_line(nodes, text, tmp_path):

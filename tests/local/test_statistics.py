@@ -63,10 +63,10 @@ def test_a_state_survives_the_wire() -> None:
         ({"counts": torch.tensor([9000, 1])}, "count 9001 samples, and it has 40"),
         ({"counts": torch.tensor([0, 1])}, "count 1 samples"),
         ({"counts": torch.tensor([], dtype=torch.long)}, "describe nothing"),
-        ({"labels": torch.tensor([0, 7])}, "classes that there are not"),
+        ({"labels": torch.tensor([0, 7])}, "classes that do not exist"),
         ({"factors": torch.zeros(2, 5, 4)}, "do not fit each other"),
-        ({"coverage": torch.tensor(1.5)}, "a coverage that is no share"),
-        ({"coverage": torch.tensor([0.1, 0.1])}, "a coverage that is no share"),
+        ({"coverage": torch.tensor(1.5)}, "a coverage outside of 0 to 1"),
+        ({"coverage": torch.tensor([0.1, 0.1])}, "a coverage outside of 0 to 1"),
     ],
 )
 def test_broken_statistics_are_refused(change: dict[str, torch.Tensor], reason: str) -> None:

@@ -101,7 +101,7 @@ def test_vectors_have_no_range(kind):
         ("features", {}, "needs feature_dim"),
         ("dcgan", {"shape": (1, 4, 8)}, "at least 8 pixels"),
         ("dcgan", {"shape": None}, "needs a shape"),
-        ("dcgan", {"shape": (5,)}, "makes images, and the inputs are vectors"),
+        ("dcgan", {"shape": (5,)}, "makes images, but the inputs are vectors"),
         ("dcgan", {"hidden": 3}, "unknown option of generator 'dcgan' 'hidden'"),
         ("dcgan", {"noise": "gauss"}, "unknown noise"),
         ("dcgan", {"noise_dim": 0}, "noise_dim = 0"),

@@ -126,7 +126,7 @@ def test_training_draws_among_kept_views(tiny: Any, tmp_path: Path) -> None:
 
 def test_views_need_something_to_be_views_of(tiny: Any) -> None:
     for changes in ({"model": {"views": 3}}, {"model": {"views": 3, "train": "all"}, "local": {"augment": {"flip": True}}}):
-        with pytest.raises(FedstillError, match=r"model.views are augmented images"):
+        with pytest.raises(FedstillError, match=r"model.views needs a frozen backbone"):
             tiny(**frozen(**changes))
 
 

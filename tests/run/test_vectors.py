@@ -69,8 +69,8 @@ def test_a_generator_of_vectors_can_be_distilled_on_later(tmp_path):
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
-        ("dafkd", ["algorithm.generator.kind=dcgan"], "makes images, and the inputs are vectors: take 'mlp-conditional'"),
-        ("fedftg", ["algorithm.generator.kind=dcgan"], "makes images, and the inputs are vectors"),
+        ("dafkd", ["algorithm.generator.kind=dcgan"], "makes images, but the inputs are vectors: use 'mlp-conditional'"),
+        ("fedftg", ["algorithm.generator.kind=dcgan"], "makes images, but the inputs are vectors"),
         ("feddf", ["algorithm.source.kind=noise"], "'noise' makes images"),
         ("feddf", ["algorithm.source.kind=mixture"], "'noise' makes images"),
         ("kdcl", [], "set data.target"),

@@ -1,1 +1,1 @@
-"""What is to be run: the tables of a configuration, TOML trees, and the shipped presets."""
+"""The configuration of a run: its tables, TOML trees, and the shipped presets."""

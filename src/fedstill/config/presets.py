@@ -1,4 +1,4 @@
-"""Shipped configurations, one TOML file each. ``[about]`` says what it is; ``[for.NAME]`` is laid over the rest when the
+"""Shipped configurations, one TOML file each. ``[about]`` describes the preset; ``[for.NAME]`` overrides the rest if the
 algorithm is NAME, so that a preset can give every system what it needs."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).with_name("presets")
 
 
 def presets() -> dict[str, str]:
-    """Every preset and what it is."""
+    """Every preset with its description."""
     return {path.stem: read(path).get("about", {}).get("what", "") for path in sorted(FOLDER.glob("*.toml"))}
 
 

@@ -1,4 +1,4 @@
-"""The configuration's tables, validated and frozen. The table ``[algorithm]`` is the named system's own affair."""
+"""The configuration's tables, validated and frozen. The table ``[algorithm]`` is validated by the named system."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Poison(Part):
 
 
 class Data(Reading):
-    """Domains in, tensors out."""
+    """The data of a run."""
 
     domains: list[str]
     """The clients' domains: ``embedded:NAME``, names on the Hugging Face Hub, folders or files (docs/data.md). Empty only in a
@@ -86,7 +86,7 @@ class Data(Reading):
     """Keep at most this many test samples of each domain, drawn in the same way."""
 
     mean: float | list[float] | None = None
-    """Mean that is subtracted from pixels in [0, 1]: one number, or a list with one for each channel. Left out it is 0.5, or what
+    """Mean that is subtracted from pixels in [0, 1]: one number, or a list with one for each channel. If not set, 0.5, or what
     packaged weights were trained with (``model.weights``)."""
 
     std: float | list[float] | None = None
@@ -102,7 +102,7 @@ class Data(Reading):
 
 
 class Clients(Part):
-    """Who holds what, and how many take part in a round."""
+    """How data is divided among clients, and how many clients take part in a round."""
 
     per_domain: Positive = 1
     """Clients of each domain."""
@@ -117,8 +117,8 @@ class Clients(Part):
     """Number of clients that take part in a round, instead of ``fraction``."""
 
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """The share of its samples that each client holds out to judge models, in systems whose judge asks the clients; it never
-    trains on them. All samples are trained on elsewhere."""
+    """The share of its samples that each client holds out to judge models and never trains on, in systems whose judge asks the
+    clients. Clients of other systems train on all of their samples."""
     min_replies: Positive = 1
     """The run stops if an exchange brings fewer usable replies than this."""
 
@@ -128,7 +128,7 @@ class Clients(Part):
 
 
 class Variant(Part):
-    """A network under a name of one's own."""
+    """A network under a name of your own."""
 
     name: str
     """The network."""
@@ -161,7 +161,8 @@ class Model(Part):
     """Further arguments of the network's builder, such as ``bottleneck = 256``."""
 
     variants: dict[str, Variant] = {}
-    """Networks under names of one's own, which ``clients`` and ``student`` may use: such as one backbone with different heads."""
+    """Networks under names of your own, which ``clients`` and ``student`` may use: for example one backbone with different
+    heads."""
 
     weights: str | None = None
     """Pretrained weights: a file (safetensors or PyTorch), or the name of packaged ones, such as ``imagenet`` for
@@ -172,19 +173,19 @@ class Model(Part):
     is never sent, never averaged, and its BatchNorm never moves."""
 
     cache: bool = True
-    """Whether what a frozen backbone makes of the data is computed once and kept (``fedstill cache``). Not where inputs are
-    augmented, unless in ``views``."""
+    """Whether a frozen backbone's outputs are computed once and kept (``fedstill cache``). They are not kept if inputs are
+    augmented, unless ``views`` is set."""
 
     views: Annotated[int, Field(ge=2)] | None = None
-    """Where a frozen backbone's outputs are kept and ``local.augment`` is set: so many versions of each training image are made
-    once, the image itself and augmented ones, and training draws among them."""
+    """Number of versions of each training image, the image itself and augmented ones, that are made once and that training draws
+    from. Needs ``local.augment`` and a frozen backbone whose outputs are kept."""
 
     buffers: Literal["average", "recalibrate", "local"] = "average"
-    """BatchNorm statistics of the merged model. ``average``: averaged as the weights are. ``recalibrate``: estimated on the
+    """BatchNorm statistics of the merged model. ``average``: averaged like the weights. ``recalibrate``: estimated on the
     server's data. ``local``: clients keep their own, and the server's are estimated on its data."""
 
     def dealt(self, usual: Callable[[], str]) -> list[str]:
-        """The architectures dealt to the clients in turn; ``usual`` is asked where none is named."""
+        """The architectures dealt to the clients in turn; ``usual`` provides one if none is named."""
         return list(self.clients) or [self.name or usual()]
 
 
@@ -195,8 +196,8 @@ class Engine(Part):
     """Where clients run: on this machine, or in Flower's simulation (needs the extra ``flower``)."""
 
     workers: Annotated[int, Field(ge=0)] = 0
-    """Processes in which clients train. With 0, ``inprocess`` trains in the server's own and ``flower-simulation`` uses all
-    cores."""
+    """Processes in which clients train. With 0, ``inprocess`` trains in the server's own process and ``flower-simulation`` uses
+    all cores."""
 
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Threads of torch in each process; 0 leaves torch's own choice."""
@@ -222,13 +223,13 @@ class Evaluation(Part):
     (``fedstill run --keep-ensemble``)."""
 
     batch_size: Positive = 64
-    """Samples in a batch while testing, a matter of memory and speed."""
+    """Samples in a batch while testing; affects memory and speed only."""
 
     samples_every: Annotated[int, Field(ge=0)] = 5
     """Rounds between images of generated samples in ``samples/`` of the run's folder; 0 for none."""
 
     def due(self, round: int, rounds: int) -> bool:
-        """Whether accuracies are measured after this round: every so many rounds, and after the last."""
+        """Whether accuracies are measured after this round: every ``every`` rounds, and after the last."""
         return round % self.every == 0 or round == rounds
 
 
@@ -275,10 +276,10 @@ class Config(Part):
             raise ValueError("data.domains lists a domain twice")
         given = next((name for name in ("server", "target") if getattr(self.data, name)), None)
         if self.data.holdout and given:
-            raise ValueError(f"data.holdout would hold back samples for nobody: data.{given} is the pool; leave one of them out")
+            raise ValueError(f"data.holdout has no use, since data.{given} is the pool: set only one of them")
         model, augment = self.model, self.local.augment
         if model.views is not None and (model.train == "all" or not model.cache or not (augment.flip or augment.crop)):
-            raise ValueError("model.views are augmented images seen once by a frozen backbone: set model.train and local.augment")
+            raise ValueError("model.views needs a frozen backbone and augmentation: set model.train and local.augment")
         return self
 
 

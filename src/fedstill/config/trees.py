@@ -14,12 +14,12 @@ from fedstill.core.nested import laid_over
 
 __all__ = ["as_assignments", "over", "read", "settings"]
 
-RIVALS = {"steps": "epochs", "epochs": "steps"}  # two ways to say how long: whoever says one later means that one
+RIVALS = {"steps": "epochs", "epochs": "steps"}  # two units of the same length: the later setting replaces the earlier
 
 
 def settings(tree: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """``tree`` with ``key.path=value`` assignments made; values are TOML, or strings where they are not. ``key.path=`` takes the
-    key away, so that its default holds.
+    """``tree`` after ``key.path=value`` assignments. A value that is not valid TOML is a string. ``key.path=`` removes the key,
+    so that its default applies.
 
     >>> settings({"local": {"epochs": 1}, "data": {"server": "a"}}, ["local.epochs=3", "model.name=resnet8", "data.server="])
     {'local': {'epochs': 3}, 'data': {}, 'model': {'name': 'resnet8'}}
@@ -51,7 +51,7 @@ def settings(tree: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, A
 
 
 def as_assignments(given: Sequence[str] | Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Changes as a program gives them, a list of assignments or values by dotted key, as assignments; None takes a key away.
+    """A program's changes, a list of assignments or values by dotted key, as assignments; None removes a key.
 
     >>> as_assignments({"rounds": 2, "algorithm": {"name": "feddf"}, "data.root": None, "data.domains": ["a", "b"]})
     ['rounds=2', 'algorithm.name="feddf"', 'data.root=', 'data.domains=["a", "b"]']
@@ -82,7 +82,7 @@ def _as_toml(value: Any) -> str:
 
 
 def over(under: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Two trees, the second winning, tables merged key by key; steps above win over epochs below, and epochs over steps.
+    """Two trees merged key by key; the second one wins. Its ``steps`` replace ``epochs`` of the first, and the other way round.
 
     >>> over({"a": {"epochs": 1, "size": 2}}, {"a": {"steps": 9}})
     {'a': {'size': 2, 'steps': 9}}

@@ -1,1 +1,1 @@
-"""What everything else is built of: messages, options, random streams, errors, registries. Knows nothing else of fedstill."""
+"""The foundation: messages, options, random streams, errors and registries. It imports nothing else of fedstill."""

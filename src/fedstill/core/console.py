@@ -1,4 +1,4 @@
-"""Where lines for people are written, and how numbers are said there."""
+"""The console logger, and numbers formatted for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ console = Console(highlight=False)
 
 
 def megabytes(count: float) -> str:
-    """Bytes for people.
+    """A number of bytes, readable.
 
     >>> megabytes(1_234_567), megabytes(2_500)
     ('1.2 MB', '2.5 kB')
@@ -22,7 +22,7 @@ def megabytes(count: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """How many of something.
+    """A count with its noun.
 
     >>> counted(1, "round"), counted(1200, "step")
     ('1 round', '1,200 steps')
@@ -31,7 +31,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for people, roughly.
+    """A duration, rounded to what matters.
 
     >>> duration(8.4), duration(200), duration(7900), duration(300_000)
     ('8 s', '3 min', '2 h 12 min', '3 d 11 h')
@@ -46,5 +46,5 @@ def duration(seconds: float) -> str:
 
 
 def remark(text: str) -> None:
-    """A line that is worth knowing and no warning."""
+    """Print a line that is worth knowing but is not a warning."""
     console.print(text, soft_wrap=True, markup=False)

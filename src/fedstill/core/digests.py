@@ -1,4 +1,4 @@
-"""Fingerprints, by which damage to what was written is noticed."""
+"""Digests, by which damage to a file is noticed."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ __all__ = ["FedstillError", "first_line", "nearest", "reason_of", "unknown"]
 class FedstillError(Exception):
     """A mistake in a configuration, a path, a file or a request; the command line prints it and exits with status 2.
 
-    ``setting`` is the assignment that would mend it, which each says in its own way: the command line as an option.
+    ``setting`` is the assignment that would fix it. Each interface shows it in its own way: the command line as an option.
     """
 
     def __init__(self, text: str, *, setting: str | None = None):
@@ -20,7 +20,7 @@ class FedstillError(Exception):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name closest to ``name``, or None where nothing is close.
+    """The valid name closest to ``name``, or None if nothing is close.
 
     >>> nearest("fedagv", ["fedavg", "moon"])
     'fedavg'
@@ -30,7 +30,7 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> FedstillError:
-    """The error for a name that is not among the valid ones, with the nearest one where there is one.
+    """The error for a name that is not valid. It suggests the nearest valid name, if any.
 
     >>> str(unknown("algorithm", "fedagv", ["fedavg", "moon"]))
     "unknown algorithm 'fedagv'; did you mean 'fedavg'?"
@@ -42,7 +42,7 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> FedstillError:
 
 
 def first_line(error: BaseException, longest: int = 500) -> str:
-    """The first line of an error's message, or its kind where it has none.
+    """The first line of an error's message, or its type if it has no message.
 
     >>> first_line(ValueError("bad shape\\nsecond line")), first_line(KeyError())
     ('bad shape', 'KeyError')
@@ -52,7 +52,7 @@ def first_line(error: BaseException, longest: int = 500) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """An exception in one line, with its kind.
+    """An exception in one line, with its type.
 
     >>> reason_of(ValueError("bad shape")), reason_of(KeyError())
     ('ValueError: bad shape', 'KeyError')

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and values as JSON."""
+"""Files that are either complete or absent, and values as JSON."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["atomic_write", "naming", "part_of", "to_json"]
 
 
 def part_of(path: Path) -> Path:
-    """The file that is written aside before it becomes ``path``; its name says by which process."""
+    """The temporary file that is renamed to ``path`` once complete; its name holds the id of the process."""
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An error of the system says which file it is about: of a full disk it does not by itself.
+    """Add the file's name to an OSError that lacks it, as one about a full disk does.
 
     >>> with naming(Path("model.safetensors")):
     ...     raise OSError(28, "No space left on device")
@@ -35,7 +35,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
-    """Write aside, flush to disk, rename: a reader sees the old file or the new one, never a part.
+    """Write to a temporary file, flush it to disk, rename it: a reader sees the old file or the new one, never a part.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.txt"
@@ -55,7 +55,7 @@ def atomic_write(path: Path, data: bytes | str) -> None:
 
 
 def to_json(value: Any) -> str:
-    """Compact JSON with tensors and numpy numbers turned into plain ones."""
+    """Compact JSON; tensors and numpy numbers become plain numbers."""
 
     def plain(item: Any) -> Any:
         if hasattr(item, "tolist"):

@@ -64,7 +64,7 @@ class Message:
         return list(dict.fromkeys(name.split("/", 1)[0] for name in self.tensors))
 
     def group(self, name: str) -> State:
-        """The tensors of one group, without its prefix; empty where there is none."""
+        """The tensors of one group, without its prefix; empty if there is no such group."""
         prefix = name + "/"
         return {key[len(prefix) :]: tensor for key, tensor in self.tensors.items() if key.startswith(prefix)}
 

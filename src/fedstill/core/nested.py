@@ -1,4 +1,4 @@
-"""Nested tables as TOML has them, before anything is known of what they mean."""
+"""Nested tables as in TOML, before they are interpreted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["laid_over"]
 
 
 def laid_over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Two trees, the second winning, tables merged key by key.
+    """Two trees merged key by key; the second one wins.
 
     >>> laid_over({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
     {'a': {'x': 1, 'y': 3}}

@@ -1,4 +1,4 @@
-"""What every table of options has in common: frozen, validated, and no unknown keys; a mistake is told in one line."""
+"""What every table of options has in common: frozen, validated, no unknown keys; a mistake is reported in one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Table = TypeVar("Table", bound=BaseModel)
 class Part(BaseModel):
     """A table of the configuration. The string below a field is its description (docs/configuration.md).
 
-    A nested table that is given in part keeps the other keys as this table's own default has them, not as its kind has them:
+    If a nested table is given in part, its other keys come from this table's default, not from the nested class's defaults:
 
     >>> class Inner(Part):
     ...     steps: int = 10
@@ -45,17 +45,17 @@ class Part(BaseModel):
         return {**given, **over}
 
     def under(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What is given in part of this table, completed by its own values."""
+        """A partial table, completed by this table's own values."""
         return laid_over(self.model_dump(), given)
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Values that what is given brings with it, such as a named set of defaults; what is given wins over them."""
+        """Values implied by those given, such as a named set of defaults; the given ones take precedence."""
         return {}
 
 
 def _is_null(kind: type[BaseModel], name: Any, value: Any) -> bool:
-    """Whether a value says in a word what files have no word for: that an option which may be unset is not set.
+    """Whether a value is a word for "not set", which TOML lacks, of an option that may be unset.
 
     >>> class Found(Part):
     ...     root: str | None = None
@@ -77,8 +77,8 @@ def _words(annotation: Any) -> list[Any]:
 
 
 def validated(kind: type[Table], tree: Mapping[str, Any], prefix: str = "", besides: Sequence[str] = ()) -> Table:
-    """``tree`` as a ``kind``; the first mistake is told in one line with the nearest valid name, which may also be one of
-    ``besides``, keys that the table has and others read."""
+    """``tree`` as a ``kind``. The first mistake is reported in one line with the nearest valid name; ``besides`` are further
+    valid keys, which are read elsewhere."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:

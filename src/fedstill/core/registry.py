@@ -1,13 +1,13 @@
-"""Named parts: one registry a kind, open to everybody.
+"""Named parts: one registry per kind, open to everybody.
 
 A member of a kind (a weighting, a merge, a model, ...) is found by name in three ways, wherever the name is used:
 
 * it comes with fedstill, or an imported module has registered it: ``soft``;
 * an installed package offers it as an entry point of the kind's group, such as ``fedstill.weightings``: ``loudest``;
-* it is named by where it is: ``module.path:thing``, looked up from the current folder too.
+* it is named by its import path, ``module.path:thing``; the current folder is searched too.
 
-Names are never overwritten. Processes that a run starts are told which modules to import (:func:`plugged_modules`), so a part
-that works here works in a worker and on a node.
+Names are never overwritten. A run tells the processes that it starts which modules to import (:func:`plugged_modules`), so a part
+that works here also works in a worker and on a node.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def resolve(spec: str, what: str) -> Any:
 class Registry(Generic[T]):
     """The members of one kind.
 
-    ``home`` is the package whose modules register the built-in members when they are imported. ``adopt`` makes a member of an
-    object that was found by its place and has not registered itself; without it such an object is refused.
+    ``home`` is the package whose modules register the built-in members when they are imported. ``adopt`` turns an object that was
+    found by its import path and has not registered itself into a member; without it such an object is refused.
 
     >>> shapes = Registry("shape", group="doctest.shapes")
     >>> @shapes.register("square")
@@ -91,7 +91,7 @@ class Registry(Generic[T]):
     # -- adding ------------------------------------------------------------------------------------------------------------
 
     def add(self, name: str, member: T, thing: Any = None) -> None:
-        """Add a member; ``thing`` is the object that it was made of, where that is another."""
+        """Add a member; ``thing`` is the object that it was made from, if that is another object."""
         made_of = thing if thing is not None else member
         while isinstance(made_of, partial):  # whose module is functools
             made_of = made_of.func
@@ -102,7 +102,7 @@ class Registry(Generic[T]):
         self._things[id(thing if thing is not None else member)] = name
 
     def register(self, name: str, wrap: Callable[[Any], T] | None = None) -> Callable[[Thing], Thing]:
-        """A decorator that adds what it decorates, or what ``wrap`` makes of it, and returns it as it was."""
+        """A decorator that adds the decorated object, or what ``wrap`` makes of it, and returns the object unchanged."""
 
         def decorate(thing: Thing) -> Thing:
             self.add(name, wrap(thing) if wrap is not None else thing, thing)  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ class Registry(Generic[T]):
     # -- finding -----------------------------------------------------------------------------------------------------------
 
     def get(self, name: str) -> T:
-        """The member called ``name``; an unknown name is answered with the nearest one."""
+        """The member called ``name``; the error for an unknown name suggests the nearest one."""
         self._fill()
         offered = _offered(self.group).get(name, ())
         if name in self._members and self._modules[name] not in {point.module for point in offered}:
@@ -138,7 +138,7 @@ class Registry(Generic[T]):
             raise FedstillError(f"{self.kind} '{point.name}' of {_distribution(point)}: {first_line(error)}") from error
 
     def _take(self, name: str, thing: Any) -> None:
-        """Add what was found by its place, under the name by which it was asked for."""
+        """Add an object that was found by its import path, under the name that was asked for."""
         if name in self._members:
             return  # it registered itself under this very name
         own = self._things.get(id(thing))
@@ -151,7 +151,7 @@ class Registry(Generic[T]):
         self._members[name], self._modules[name] = member, getattr(thing, "__module__", None) or name.partition(":")[0]
 
     def names(self) -> list[str]:
-        """Every name, the built-in ones in the order in which they were added; those named by their place are not listed."""
+        """Every name, the built-in ones in the order in which they were added. Parts named by an import path are not listed."""
         self._fill()
         return list(dict.fromkeys([*(name for name in self._members if ":" not in name), *sorted(_offered(self.group))]))
 
@@ -181,13 +181,13 @@ class Registry(Generic[T]):
 
     @property
     def foreign(self) -> dict[str, str]:
-        """Members that imported modules added, with their modules; those of entry points need no help to be found."""
+        """Members that imported modules added, with their modules. Entry points are not among them: every process finds those."""
         named = {name: module for name, module in self._modules.items() if ":" not in name and name not in _offered(self.group)}
         return {name: module for name, module in named.items() if module.split(".")[0] != "fedstill"}
 
 
 def plugged_modules() -> list[str]:
-    """The modules that added parts to any registry: what another process must import before it knows the same names."""
+    """The modules that added parts to any registry: another process must import them to know the same names."""
     found: dict[str, None] = {}
     for registry in Registry.everywhere:
         for name, module in registry.foreign.items():

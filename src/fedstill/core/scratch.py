@@ -1,6 +1,6 @@
-"""Folders for what a process needs while it lives. Those of processes that were killed are removed by the next one.
+"""Temporary folders of a process. Folders of processes that were killed are removed by the next process.
 
-The owner holds a lock on a file in its folder, which the system forgets when the owner dies, however it dies.
+The owner holds a lock on a file in its folder. The system releases the lock when the owner ends, however it ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PART = re.compile(r"^\..*\.(\d+)\.part$")
 
 
 class Scratch:
-    """A temporary folder, gone when it is closed or when its owner is no more.
+    """A temporary folder, removed when it is closed or after its owner has ended.
 
     >>> with Scratch("doctest") as folder:
     ...     (folder / "a").write_text("a")
@@ -63,7 +63,7 @@ def _remove(folder: Path, held: int | None) -> None:
 
 
 def remove_orphans(place: Path) -> None:
-    """Remove the folders in ``place`` whose owners are no more; what is not ours, or nobody can tell of, stays."""
+    """Remove the folders in ``place`` whose owners have ended. Folders of other users, or of unknown owners, stay."""
     for folder in place.glob(f"{PREFIX}*-*"):
         try:
             held = _claim(folder / OWNER)
@@ -74,7 +74,7 @@ def remove_orphans(place: Path) -> None:
 
 
 def _claim(path: Path, create: bool = False) -> int | None:
-    """The lock on a file, or None where a process that lives has it, or locks cannot be had."""
+    """The lock on a file, or None if a living process holds it or the platform has no locks."""
     try:
         import fcntl  # a platform's own: not on Windows
     except ImportError:
@@ -91,7 +91,7 @@ def _claim(path: Path, create: bool = False) -> int | None:
 
 
 def alive(process: int) -> bool:
-    """Whether there is a process of this number.
+    """Whether a process with this id exists.
 
     >>> alive(os.getpid())
     True
@@ -106,8 +106,8 @@ def alive(process: int) -> bool:
 
 
 def remove_parts(folder: Path, older: float = 0.0) -> None:
-    """Remove files that a process began to write in or below ``folder`` and did not live to finish; only those that have not
-    changed for ``older`` seconds, where the processes of other machines may write there too."""
+    """Remove files in or below ``folder`` whose writing process ended before it finished. With ``older``, for folders that other
+    machines write to as well, only files that have not changed for that many seconds."""
     for path in folder.rglob(".*.part"):
         found = _PART.match(path.name)
         try:

@@ -42,10 +42,10 @@ def numpy_stream(seed: int, *name: object) -> np.random.Generator:
 
 @contextlib.contextmanager
 def seeded(seed: int, *name: object, device: torch.device | str = "cpu") -> Iterator[None]:
-    """torch's own generators, from which dropout and the like draw, set for one named purpose and put back afterwards.
+    """Seed torch's global generators, which dropout and others draw from, for one named purpose, and restore them afterwards.
 
-    Only those of ``device`` and of the CPU are touched: ``torch.manual_seed`` would also queue a call, with its stack formatted,
-    for every kind of accelerator that is not there.
+    Only those of ``device`` and of the CPU are touched: ``torch.manual_seed`` would also queue a call, with a formatted stack,
+    for every kind of accelerator that is absent.
 
     >>> with seeded(0, "a"): first = torch.rand(1)
     >>> with seeded(0, "a"): first.equal(torch.rand(1))

@@ -60,7 +60,7 @@ class Arrays:
 
     @cached_property
     def raw(self) -> Raw:
-        """The same as every other source gives it."""
+        """The data in the form that every source has."""
         kind = _kind(self.x)
         named = tuple(map(str, self.classes))
         if self.y is not None and not named:
@@ -71,7 +71,7 @@ class Arrays:
 
     @property
     def digest(self) -> str:
-        """A fingerprint of the samples, by which decoded data is cached."""
+        """A digest of the samples, the key of decoded data in the cache."""
         return _digest({"x": self.x, "y": self.y, **dict(zip(("x_test", "y_test"), self.test or (), strict=False))}, self.classes)
 
 
@@ -86,7 +86,7 @@ def _digest(parts: Mapping[str, Any], classes: Sequence[str]) -> str:
 
 
 def as_array(values: Any) -> np.ndarray:
-    """Anything like an array, as one of NumPy."""
+    """Anything array-like, as a NumPy array."""
     if isinstance(values, torch.Tensor):
         plain = values.detach().cpu()
         return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
@@ -141,7 +141,7 @@ def _pictures(array: np.ndarray) -> Iterator[Encoded]:
 
 
 def open_arrays(source: str, place: Path) -> Raw:
-    """What is in an ``.npz`` (x, y and, where there are any, x_test, y_test, classes), an ``.npy``, or a folder of them."""
+    """The content of an ``.npz`` (x, y and optionally x_test, y_test, classes), of an ``.npy``, or of a folder of them."""
     try:
         parts = _read(place) if place.is_file() else _read_folder(place)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -175,7 +175,7 @@ def _read_folder(place: Path) -> dict[str, np.ndarray]:
 
 
 def _named(parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The parts under the names that they have here; what has another name is left out."""
+    """The arrays under fedstill's names for them; arrays with other names are left out."""
     lower = {name.lower(): part for name, part in parts.items()}
     found = {name: next((lower[word] for word in words if word in lower), None) for name, words in _NAMES.items()}
     return {name: part for name, part in found.items() if part is not None}
@@ -231,8 +231,8 @@ def store(
     test: tuple[Any, Any] | None = None,
     cache: str | Path | None = None,
 ) -> str:
-    """Write arrays to the cache, and return the source by which a configuration names them. ``y`` are numbers or words; with
-    ``classes`` it counts along these.
+    """Write arrays to the cache, and return the source by which a configuration names them. ``y`` holds numbers or words; with
+    ``classes`` it holds indices into them.
 
     >>> source = store(np.zeros((6, 2)), [0, 1] * 3, name="north", cache=tempfile.mkdtemp())
     >>> source.startswith("arrays:"), source.endswith("/north")
@@ -245,7 +245,7 @@ def store(
             raise FedstillError(f"{key} of '{name}' mixes kinds of values: give numbers, or write a table to a file")
     if classes:
         arrays["classes"] = np.array([str(word) for word in classes])
-    _raw(name, arrays)  # a mistake is said here, not in a worker
+    _raw(name, arrays)  # so that a mistake is reported here, not in a worker
     digest = _digest(arrays, classes)[:24]
     folder = cache_folder(cache) / "arrays"
     if not (folder / f"{digest}.npz").exists():
@@ -261,13 +261,13 @@ def store(
 
 
 def stored(source: str, folder: Path) -> tuple[str, Path] | None:
-    """The digest and the file behind ``arrays:DIGEST/NAME``; None where a source is something else."""
+    """The digest and the file behind ``arrays:DIGEST/NAME``; None for any other source."""
     if not source.startswith(PREFIX):
         return None
     digest = source.removeprefix(PREFIX).partition("/")[0]
     path = folder / "arrays" / f"{digest}.npz"
     if not path.is_file():
-        raise FedstillError(f"'{source}' is not in the cache {folder} any more: give the arrays to fedstill.run again")
+        raise FedstillError(f"'{source}' is no longer in the cache {folder}: pass the arrays to fedstill.run again")
     return digest, path
 
 
@@ -278,11 +278,11 @@ def federation(
     target: tuple[Any, Any] | None = None,
     cache: str | Path | None = None,
 ) -> dict[str, Any]:
-    """The table ``[data]`` of a federation whose clients are arrays ``(x, y)`` by name, all classes counted together.
+    """The table ``[data]`` of a federation whose clients are arrays ``(x, y)`` by name, with one list of classes for all.
 
-    ``pool`` are unlabelled inputs for the server; ``tests`` are pairs like the clients', by the same names, and where a client
-    has none a fifth of its samples is held out. ``target`` is the domain that systems of domain adaptation adapt to: its labels
-    are for the test alone.
+    ``pool`` holds unlabelled inputs for the server. ``tests`` holds pairs like the clients', by the same names; if a client has
+    none, a fifth of its samples is held out. ``target`` is the domain that systems of domain adaptation adapt to: its labels
+    are used for the test alone.
 
     >>> x, y = np.zeros((10, 2)), np.arange(10) % 2
     >>> made = federation({"north": (x, y), "south": (x, y)}, pool=x, cache=tempfile.mkdtemp())

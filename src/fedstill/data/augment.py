@@ -12,8 +12,8 @@ __all__ = ["augment"]
 
 
 def augment(x: Tensor, flip: bool, crop: int, generator: torch.Generator) -> Tensor:
-    """Each image mirrored with probability one half, and cut out at random after ``crop`` rows and columns of 0 were
-    put around it. The same generator state gives the same batch; uint8 stays uint8.
+    """Mirror each image with probability one half, pad it with ``crop`` rows and columns of 0 on each side, and crop it at
+    random to its size. The same generator state gives the same batch; uint8 stays uint8.
 
     >>> x = torch.arange(6, dtype=torch.uint8).reshape(1, 1, 2, 3)
     >>> augment(x, False, 0, torch.Generator()) is x

@@ -1,4 +1,4 @@
-"""Decoded domains on disk: written once, then mapped into memory by every process that asks."""
+"""Decoded domains on disk: written once, then mapped into memory by every process that needs them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Entry = tuple[dict[str, Tensor], dict[str, Any]]
 
 
 def cache_folder(folder: str | Path | None = None) -> Path:
-    """Where decoded data is kept: the folder given, else ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``."""
+    """The folder of decoded data: the one given, else ``$FEDSTILL_CACHE``, else ``~/.cache/fedstill``."""
     return Path(folder or os.environ.get("FEDSTILL_CACHE") or Path.home() / ".cache" / "fedstill").expanduser()
 
 
 def cached(key: Mapping[str, Any], folder: Path, make: Callable[[], Entry], name: str) -> Entry:
-    """The tensors and facts under ``key``, from ``folder`` where they are there and whole, else made and stored.
+    """The tensors and facts under ``key``: read from ``folder`` if they are there and intact, otherwise made and stored.
 
     The tensors are mapped from the file, so that all processes share its pages and opening takes no time. A file that
-    is cut short or has a broken header is made anew.
+    is truncated or has a broken header is made again.
     """
     path = _path(key, folder, name)
     found = _found(path)
@@ -58,12 +58,12 @@ class Kept:
 
     @property
     def name(self) -> str:
-        """What it was made of."""
+        """What it was made from."""
         return "-" if self.what == "unfinished" else self.path.stem.rsplit("-", 1)[0].removeprefix("features-")
 
 
 def kept_in(folder: Path) -> list[Kept]:
-    """The files of the cache, those used last first."""
+    """The files of the cache, most recently used first."""
     found = []
     for path in folder.glob("*") if folder.is_dir() else []:
         if path.suffix not in (".safetensors", ".part"):
@@ -84,8 +84,8 @@ def _contents(path: Path) -> str:
 
 
 def clear(folder: Path, what: str | None = None) -> list[Kept]:
-    """Remove the cache's files, or those of one kind, and return them. Processes that have them open keep what they read, and
-    what a living process is writing stays."""
+    """Remove the cache's files, or those of one kind, and return them. Processes that have a file open can still read it, and
+    files that a living process is writing stay."""
     gone = [kept for kept in kept_in(folder) if what in (None, kept.what)]
     if any(kept.path.suffix == ".part" for kept in gone):
         remove_parts(folder)
@@ -118,7 +118,7 @@ def _found(path: Path) -> Entry | None:
 
 @contextlib.contextmanager
 def _claimed(path: Path) -> Iterator[None]:
-    """One process at a time makes an entry; others that want the same wait for it."""
+    """Let one process at a time make an entry; others that need the same entry wait for it."""
     try:
         import fcntl  # a platform's own: not on Windows
     except ImportError:
@@ -140,7 +140,7 @@ def _made(path: Path, make: Callable[[], Entry]) -> Entry:
     try:
         try:
             save_file(tensors, aside, metadata={"facts": json.dumps(facts)})
-        except SafetensorError as error:  # a full disk, of which it says no more
+        except SafetensorError as error:  # such as a full disk, which safetensors does not name
             raise FedstillError(f"cannot write {path}: {first_line(error)}") from error
         with open(aside, "rb") as written:
             os.fsync(written.fileno())

@@ -1,7 +1,7 @@
 """Columns of numbers and words as vectors: one plan for all domains, missing values filled, numbers standardised.
 
-A number is one coordinate. A word is one of a list of categories that all domains share, a coordinate each. Where any domain
-lacks some numbers of a column, every domain has one more coordinate that says so.
+A number is one coordinate. A word is one of a list of categories that all domains share, with one coordinate per category. If any
+domain lacks some numbers of a column, every domain has one more coordinate that marks missing values.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def columns_of(source: str, split: Any, names: Sequence[str]) -> dict[str, np.nd
 
 
 def described(source: str, splits: Sequence[Any], names: Sequence[str]) -> tuple[Column, ...]:
-    """What each column is like, in all splits together."""
+    """A description of each column, over all splits."""
     parts = [columns_of(source, split, names) for split in splits]
     return tuple(_described(name, np.concatenate([part[name] for part in parts])) for name in names)
 
@@ -69,7 +69,7 @@ def _described(name: str, values: np.ndarray) -> Column:
 
 
 def plan_of(held: Mapping[str, Sequence[Column]]) -> Plan:
-    """One plan for domains that hold these columns; the order is the first one's.
+    """One plan for domains that hold these columns, in the order of the first domain.
 
     >>> plan_of({"a": [Column("age", "number")], "b": [Column("age", "number", missing=True)]}).names
     ('age', 'age missing')
@@ -122,8 +122,8 @@ def settled(
 ) -> dict[str, Domain]:
     """Domains of vectors whose first ``numbers`` coordinates are numbers, ready for a network: float32, standardised, filled.
 
-    A missing number becomes the mean. ``shared`` means and variances are those of the training samples of the domains in
-    ``measured``; otherwise each domain has its own.
+    A missing number becomes the mean. Means and variances that are ``shared`` are computed from the training samples of the
+    domains in ``measured``; otherwise each domain has its own.
 
     >>> x = torch.tensor([[1.0], [3.0], [float("nan")]])
     >>> one = Domain("a", Samples(x), Samples(x[:1]), ())
@@ -147,12 +147,12 @@ def settled(
 
 
 def _moments(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Means and deviations, coordinate by coordinate, of what is not missing: from counts, sums and sums of squares."""
+    """Mean and standard deviation of each coordinate's present values, from counts, sums and sums of squares."""
     held = [part.double() for part in parts]
     count = sum((~part.isnan()).sum(0) for part in held)
     assert isinstance(count, Tensor)
     mean = torch.stack([part.nansum(0) for part in held]).sum(0) / count.clamp_min(1)
     variance = torch.stack([(part - mean).square().nansum(0) for part in held]).sum(0) / count.clamp_min(1)
     deviation = variance.sqrt()
-    # what never changes stays as it is; rounding alone may make a constant differ from its mean
+    # a constant coordinate is not scaled; rounding alone may make a constant differ from its mean
     return mean, torch.where(deviation > 1e-9 * mean.abs(), deviation, torch.ones_like(deviation))

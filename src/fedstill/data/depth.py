@@ -1,7 +1,7 @@
-"""Images of more than 8 bits: their values, and which of these are black and white as far as the files say.
+"""Images of more than 8 bits: their values, and which of these are black and white, as far as the files say.
 
-Pillow opens 16-bit greys, 32-bit integers and floats as they are, but of 16-bit colours it keeps the high byte alone; here both
-bytes are read. One range holds for all such images of a domain, so that equal values stay equal.
+Pillow opens 16-bit greys, 32-bit integers and floats unchanged, but keeps only the high byte of 16-bit colours; here both
+bytes are read. All such images of a domain share one range, so that equal values stay equal.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def deep_image(image: Image.Image, again: Image.Image) -> Deep:
 
 
 def rawmode(image: Image.Image) -> str:
-    """How Pillow reads the file's pixels, such as ``RGB;16B``; nothing where they are read already."""
+    """How Pillow reads the file's pixels, such as ``RGB;16B``; empty if they are already read."""
     tiles = getattr(image, "tile", None)
     args = tiles[0].args if tiles else ""
     return str(args[0] if isinstance(args, tuple) and args else args)
@@ -119,8 +119,8 @@ def _significant_bits(image: Image.Image) -> int | None:
 
 @dataclass(frozen=True)
 class Depth:
-    """What was found in all deep images of a domain that have no limits of their own: their least and greatest value, the widest
-    limits that any of them declares, and the widest that all have room for; None where that is not known."""
+    """The deep images of a domain that have no limits of their own: their least and greatest value, the widest limits that any
+    of them declares, and the widest range that all can hold; None for what is unknown."""
 
     found: Limits
     declared: Limits | None
@@ -128,7 +128,7 @@ class Depth:
 
 
 def measure(images: Iterable[Deep]) -> Depth | None:
-    """What is in these images; None where all have limits of their own.
+    """The values in these images; None if all have limits of their own.
 
     >>> measure([Deep(np.array([[0, 900]], dtype=np.int32))])
     Depth(found=(0.0, 900.0), declared=None, room=None)
@@ -159,10 +159,10 @@ def _widest(limits: list[Limits]) -> Limits | None:
 
 
 def domain_range(depth: Depth, wanted: Limits | None, name: str) -> Limits:
-    """The values that are black and white in all deep images of the domain ``name``; an error where it cannot be known.
+    """The values that are black and white in all deep images of the domain ``name``; an error if they cannot be known.
 
-    Files that declare less than they hold are not believed. Where files only say how much room there is, values that use less
-    than a quarter of it may as well be of 12 bits, and nobody is to guess.
+    A declared range that the values exceed is ignored. If files only say how many bits there are, values that use less than a
+    quarter of the range may as well be of 12 bits, so nothing is guessed.
 
     >>> domain_range(Depth((0, 4000), (0, 4095), (0, 65535)), None, "a")
     (0, 4095)
@@ -191,7 +191,7 @@ and white: set data.range, such as [0, 1023]
 
 
 def _likely(low: float, high: float) -> Limits:
-    """A range that values found between two others may have been meant for."""
+    """A likely range for values between ``low`` and ``high``."""
     if low >= 0 and high <= 1:
         return (0.0, 1.0)
     if low >= 0 and high == int(high):

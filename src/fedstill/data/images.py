@@ -31,7 +31,7 @@ Unreadable = list[tuple[str, str]]  # an image's name, and why it cannot be deco
 
 
 def header_of(image: Image.Image | Deep) -> Header:
-    """What an image is like, by its header alone: channels (1 for grey, 3 for colour), height and width when it is upright.
+    """An image's properties, from its header alone: channels (1 for grey, 3 for colour), height and width when upright.
 
     >>> header_of(Image.new("RGBA", (4, 3)))
     Header(channels=3, height=3, width=4, transparent=True, deep=False)
@@ -51,7 +51,7 @@ def header_of(image: Image.Image | Deep) -> Header:
 
 @dataclass(frozen=True)
 class Look:
-    """What the images of a domain are like together."""
+    """The common properties of a domain's images."""
 
     shape: tuple[int, int, int]  # the most channels of any image, the first one's height and width
     background: int | None = None  # what shows through transparent pixels; None where there are none
@@ -106,7 +106,7 @@ def _chosen(
 
 
 def _tried(item: Encoded, make: Callable[[Encoded], Found], unreadable: str) -> Found | None:
-    """What ``make`` makes; None, or an error that names the image, where it cannot be decoded."""
+    """What ``make`` returns. If the image cannot be decoded: None, or an error that names it."""
     try:
         return make(item)
     except FedstillError:
@@ -145,7 +145,7 @@ def _turned(values: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _ink(item: Encoded) -> float | None:
-    """How light what is visible of a transparent image is, from 0 to 255; None where all of it is opaque, or nothing visible."""
+    """The lightness of a transparent image's visible part, from 0 to 255; None if it is all opaque, or all invisible."""
     image = item.open()
     assert isinstance(image, Image.Image)
     if is_deep(image):
@@ -180,8 +180,8 @@ def stack_images(
     """``count`` images as uint8 ``(count, channels, height, width)``, each turned upright, resized and converted to ``shape``.
 
     Colour becomes grey by luma, grey becomes colour by repetition; shrinking is antialiased. Transparent pixels show the
-    ``background``. Of images of more than 8 bits ``limits`` become 0 and 255, unless they have limits of their ``own``. Also
-    returned: the positions of the images that could be decoded, and the others by name.
+    ``background``. In images of more than 8 bits, ``limits`` become 0 and 255, unless an image has limits of its ``own``. Also
+    returned: the positions of the images that could be decoded, and the names of the others.
 
     >>> x, kept, lost = stack_images([Encoded("a", lambda: Image.new("L", (2, 2), 7))], 1, (3, 4, 4))
     >>> x.unique().tolist(), kept.tolist(), lost
@@ -258,7 +258,7 @@ def _composed(image: Image.Image, background: int) -> Image.Image:
 
 
 def _spread(deep: Deep, limits: Limits | None, shape: tuple[int, int, int], background: int | None) -> np.ndarray:
-    """Deep values as bytes: scaled so that ``limits`` are 0 and 255, and rounded last of all."""
+    """Deep values as bytes: scaled so that ``limits`` become 0 and 255, then rounded."""
     assert limits is not None, "a deep image without limits is refused before"
     channels, height, width = shape
     low, high = limits

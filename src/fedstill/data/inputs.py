@@ -1,4 +1,4 @@
-"""What a trained model needs to know of its inputs: images, texts and rows become tensors as they did in training."""
+"""The preprocessing that belongs to a trained model: images, texts and rows become tensors as in training."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Preprocessing:
 
     @property
     def wanted(self) -> str:
-        """The same in words."""
+        """What it takes, in words."""
         numbers = len(self.rows.plan.columns) if self.rows is not None else self.shape[0]
         return {"image": "images", "text": "texts"}.get(self.kind, f"rows of {numbers} values")
 
     def to_json(self) -> dict[str, Any]:
-        """What a file of weights says of it besides the shape."""
+        """What a file of weights stores about it besides the shape."""
         return {
             **({"text": self.text.model_dump(mode="json")} if self.text is not None else {}),
             **({"rows": self.rows.to_json()} if self.rows is not None else {}),
@@ -68,7 +68,7 @@ class Preprocessing:
     # -- from a program's values ---------------------------------------------------------------------------------------------
 
     def batches(self, inputs: Inputs, size: int, *, standardised: bool = False) -> Iterator[Tensor]:
-        """The inputs as tensors that a network can normalise, ``size`` at a time, so that a folder of any size can be given."""
+        """The inputs as tensors that a network can normalise, ``size`` at a time, so that a folder may be of any size."""
         if self.kind == "vector":
             yield from torch.split(self._vectors(inputs, standardised), size)
             return
@@ -146,8 +146,8 @@ class Preprocessing:
     # -- from a data set -----------------------------------------------------------------------------------------------------
 
     def labelled(self, source: str | Path, classes: Sequence[str], label: str | None = None) -> Samples:
-        """All samples of a data set, its labels as places in ``classes``. ``SOURCE#test`` are its test samples alone: those that
-        a run holds out where there are no others."""
+        """All samples of a data set, its labels as indices into ``classes``. ``SOURCE#test`` stands for its test samples alone:
+        those that a run holds out if the source has none."""
         place, _, part = str(source).partition("#")
         kind = {"vector": "table"}.get(self.kind, self.kind)
         raw = find_source(place, None, cache_folder(None), Reading(kind=kind, label=label or self.label)).raw  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ class Preprocessing:
             raise FedstillError(f"'{source}': after # comes train or test, not '{part}'")
         found = [split for split in (raw.train, raw.test) if split is not None]
         if any(split.labels is None for split in found):
-            raise FedstillError(f"'{place}' has no labels to compare with: a folder a class for images, a column for tables")
+            raise FedstillError(f"'{place}' has no labels to compare with: images need one folder per class, tables a column")
         extra = [name for name in raw.classes if name not in classes]
         if extra:
             raise FedstillError(f"'{place}' has classes that the model does not know: {', '.join(extra[:5])}")
@@ -203,7 +203,7 @@ def _encoded(one: str | Path | Image.Image) -> Iterable[Encoded]:
 
 
 def image_files(places: Sequence[str | Path]) -> list[Path]:
-    """The files among ``places``, and for a folder all images in and below it, in order."""
+    """The files in ``places``, in order; a folder stands for all images in and below it."""
     found: list[Path] = []
     for place in map(Path, places):
         if place.is_dir():

@@ -1,4 +1,4 @@
-"""Data that a program brings: loaders by name.
+"""Data loaders by name, for data that a program provides.
 
 ``data.domains = ["clinic:north"]`` calls the loader ``clinic`` with ``"north"``; ``my_module:load:north`` calls the function
 ``load`` of ``my_module`` with it. A loader returns :class:`fedstill.data.Arrays`.
@@ -42,7 +42,7 @@ def loader(name: str) -> Callable[[AnyLoad], AnyLoad]:
 
 
 def find_loader(source: str) -> tuple[Load, str] | None:
-    """The loader that ``source`` names and the text after its name; None where it names none."""
+    """The loader that ``source`` names and the text after its name; None if it names no loader."""
     place = _PLACE.match(source)
     if place is not None and _there(place[1], place[2]):
         return LOADERS.get(f"{place[1]}:{place[2]}"), place[3] or ""
@@ -51,7 +51,7 @@ def find_loader(source: str) -> tuple[Load, str] | None:
 
 
 def _there(module: str, thing: str) -> bool:
-    """Whether a module here, the current folder included, has this name; a data set on the Hub has a colon in its name too."""
+    """Whether a module has this name, the current folder included. Names of data sets on the Hub may hold a colon too."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
@@ -64,7 +64,7 @@ def _there(module: str, thing: str) -> bool:
 
 
 def brought(source: str) -> Arrays | None:
-    """What the loader that ``source`` names brings; None where it names none."""
+    """What the loader that ``source`` names returns; None if it names no loader."""
     found = find_loader(source)
     if found is None:
         return None

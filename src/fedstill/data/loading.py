@@ -1,4 +1,4 @@
-"""Domains in, tensors out: found, decoded once into tensors of a common shape, cached, cut to size."""
+"""Load domains: find them, decode them once into tensors of a common shape, cache them, and limit their size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedstill.data.text import TextOptions, tokenize
 __all__ = ["aligned", "common_classes", "load_domain", "load_domains"]
 
 Classes = Literal["same", "union", "position"]
-NAMED = 10  # images that could not be decoded: so many are named
+NAMED = 10  # of the images that could not be decoded, this many are named
 
 
 def load_domain(
@@ -47,16 +47,16 @@ def load_domain(
 
     Args:
         source: ``embedded:NAME``, a folder or file (looked up under ``root`` first), or a name on the Hugging Face Hub.
-            Folders hold Parquet, CSV, JSON or Arrow tables, arrays of NumPy, or images in one folder a class.
-        image_size: height and width; the first image's own where not given.
-        channels: 1 or 3; the most that any image has where not given.
-        limit, test_limit: at most so many samples, drawn at random with the class shares of the whole.
+            Folders hold Parquet, CSV, JSON or Arrow tables, NumPy arrays, or images in one folder per class.
+        image_size: height and width; by default those of the first image.
+        channels: 1 or 3; by default the most that any image has.
+        limit, test_limit: at most this many samples, drawn at random with the class shares of the whole.
         seed: of these draws.
-        reading: what the source is taken for, and how values become inputs.
+        reading: how the source is interpreted, and how values become inputs.
         cache: where decoded data is kept (default ``$FEDSTILL_CACHE`` or ``~/.cache/fedstill``).
-        name: what the domain is called (default: the source).
+        name: the domain's name (default: the source).
 
-    A source without a test set has a fixed, stratified fifth held out as one. Repeated loading maps the cached file
+    If a source has no test set, a fixed, stratified fifth is held out as one. Repeated loading maps the cached file
     into memory, so processes share its pages.
 
     >>> import tempfile
@@ -90,12 +90,12 @@ def load_domains(
     """Load several domains in one common shape, with one common list of classes.
 
     ``sources`` is a list, or a mapping from domain names to sources. Images take the size of the first domain and three
-    channels if any domain has colour, unless told otherwise. Labels are aligned by the classes' names; domains whose
-    names differ are refused, or with ``classes="union"`` all get the union; with ``"position"`` class i of every domain is
-    class i of the first whatever its name, which makes an unrelated data set a useless source on purpose. The domains
-    named in ``unlabelled`` are used for their inputs alone, so their classes need not agree, and where they have no labels and no
-    test set of their own none is held out. Every other domain needs a test set. Tables have one plan of columns; the shared means
-    and variances of numbers are those of the domains ``measured`` (all but the ``unlabelled`` by default).
+    channels if any domain has colour, unless set otherwise. Labels are matched by the classes' names. Domains whose names
+    differ are refused; with ``classes="union"`` all get the union. With ``"position"``, class i of every domain is class i of
+    the first whatever its name, which makes an unrelated data set a useless source on purpose. The domains named in
+    ``unlabelled`` are used for their inputs alone, so their classes need not agree, and no test set is held out of them if they
+    have neither labels nor a test set. Every other domain needs a test set. Tables have one plan of columns; the shared means and
+    variances of numbers are those of the domains ``measured`` (by default all but the ``unlabelled``).
 
     >>> import tempfile
     >>> pair = load_domains(["embedded:mnist", "embedded:blended"], cache=tempfile.mkdtemp())
@@ -125,11 +125,11 @@ def load_domains(
 
 
 def _check_alike(looks: Mapping[str, Seen], reading: Reading, unlabelled: Collection[str]) -> None:
-    """Refuse domains that do not go together, and those whose labels are not found."""
+    """Refuse domains that do not fit together, and those without labels."""
     kinds = {name: seen.kind for name, seen in looks.items()}
     if len(set(kinds.values())) > 1:
         listed = ", ".join(f"{name} is {kind}" for name, kind in kinds.items())
-        hint = " (data.kind settles what a table is taken for)" if set(kinds.values()) == {"text", "table"} else ""
+        hint = " (data.kind says how a table is read)" if set(kinds.values()) == {"text", "table"} else ""
         raise FedstillError(f"domains of different kinds cannot be mixed: {listed}{hint}")
     first = next(iter(looks.values()))
     for name, seen in looks.items():
@@ -137,7 +137,7 @@ def _check_alike(looks: Mapping[str, Seen], reading: Reading, unlabelled: Collec
             raise FedstillError(f"domain '{name}' has vectors of width {seen.width}, others of {first.width}")
         if seen.kind == "table" and not seen.labelled and name not in unlabelled:
             listed = ", ".join(column.name for column in seen.columns)
-            wanted = f"no column '{reading.label}' (data.label)" if reading.label else "no label that is found: set data.label"
+            wanted = f"no column '{reading.label}' (data.label)" if reading.label else "no label column: set data.label"
             raise FedstillError(f"domain '{name}' has {wanted}; its columns are {listed}")
 
 
@@ -181,7 +181,7 @@ Read = Callable[[RawSplit], tuple[Tensor, np.ndarray | None, Unreadable]]  # als
 def _way(
     seen: Seen, source: Source, shape: tuple[int, int, int], plan: Plan | None, reading: Reading, name: str
 ) -> tuple[dict[str, Any], Read]:
-    """How a source is decoded, and on what that depends."""
+    """How a source is decoded, and what the result depends on."""
     if seen.image is not None:
         image = seen.image
         limits = reading.range if image.deep else None
@@ -247,13 +247,13 @@ def _left_out(name: str, images: Sequence[str]) -> str:
     """The message about images that could not be decoded."""
     more = f" and {len(images) - NAMED} more" if len(images) > NAMED else ""
     count = "1 image" if len(images) == 1 else f"{len(images)} images"
-    return f"{count} of '{name}' cannot be decoded, and left out: {', '.join(images[:NAMED])}{more}"
+    return f"{count} of '{name}' left out as undecodable: {', '.join(images[:NAMED])}{more}"
 
 
 def _ready(
     domains: Mapping[str, Domain], looks: Mapping[str, Seen], reading: Reading, measured: Collection[str]
 ) -> dict[str, Domain]:
-    """Domains whose vectors a network can take; images and texts are that already."""
+    """Domains whose vectors a network can take; images and texts stay as they are."""
     kind = _kind(looks)
     if kind not in ("table", "vector"):
         return dict(domains)
@@ -282,13 +282,13 @@ def _limited(domain: Domain, limit: int | None, test_limit: int | None, seed: in
 
 
 def _align(domains: dict[str, Domain], classes: Classes) -> dict[str, Domain]:
-    """One list of classes for all labelled domains, and labels that count along it."""
+    """One list of classes for all labelled domains, and labels that are indices into it."""
     labelled = {name: domain for name, domain in domains.items() if domain.classes}
     if not labelled:
         return domains
     target = common_classes({name: domain.classes for name, domain in labelled.items()}, classes)
     if len(target) == 1:
-        raise FedstillError(f"there is one class only, '{target[0]}', in {', '.join(labelled)}: nothing to tell apart")
+        raise FedstillError(f"there is only one class, '{target[0]}', in {', '.join(labelled)}: nothing to distinguish")
     return {name: aligned(domain, target, classes) if domain.classes else domain for name, domain in domains.items()}
 
 
@@ -317,7 +317,7 @@ def common_classes(held: Mapping[str, Sequence[str]], classes: Classes) -> tuple
 
 
 def aligned(domain: Domain, target: tuple[str, ...], classes: Classes) -> Domain:
-    """``domain`` with its labels counted along ``target``, which has all of its classes."""
+    """``domain`` with its labels as indices into ``target``, which holds all of its classes."""
     own = target[: len(domain.classes)] if classes == "position" else domain.classes
     if own == target:
         return replace(domain, classes=target)

@@ -1,4 +1,4 @@
-"""What a source is like by itself, found out once and kept in the cache: its kind, the shape of its images, its columns."""
+"""The properties of a source, determined once and cached: its kind, the shape of its images, its columns."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["Seen", "look"]
 
 @dataclass(frozen=True)
 class Seen:
-    """What a source is like: the look of its images, the width of its vectors and which coordinates are missing in places, or the
-    columns of its table."""
+    """The properties of a source: those of its images, or the width of its vectors and which coordinates have missing values, or
+    the columns of its table."""
 
     kind: Kind
     labelled: bool
@@ -37,7 +37,7 @@ class Seen:
 
 
 def look(source: Source, folder: Path, reading: Reading) -> Seen:
-    """Look at a source, or remember what was seen before."""
+    """Inspect a source, or read what was found before from the cache."""
 
     def seen() -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {}, asdict(_seen(source.raw, source.name, reading))
@@ -66,7 +66,7 @@ def _seen(raw: Raw, name: str, reading: Reading) -> Seen:
     if raw.kind == "vector":
         parts = [np.stack(list(split.rows())) for split in splits if split.count]
         if any(part.shape[1] != parts[0].shape[1] for part in parts):
-            raise FedstillError(f"the training vectors of '{name}' are {parts[0].shape[1]} wide, those for the test are not")
+            raise FedstillError(f"the training vectors of '{name}' are {parts[0].shape[1]} wide, its test vectors are not")
         if any(np.isinf(part).any() for part in parts):
             raise FedstillError(f"the vectors of '{name}' hold infinite numbers")
         missing = np.flatnonzero(np.any([np.isnan(part).any(axis=0) for part in parts], axis=0))

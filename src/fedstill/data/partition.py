@@ -1,6 +1,6 @@
-"""Who holds what: the training samples of a domain divided among its clients.
+"""Partitions: the training samples of a domain divided among its clients.
 
-Every split ends: a request that cannot be met is refused at once, and an unlucky draw is repeated a bounded number of
+Every split terminates: a request that cannot be met is refused at once, and an unlucky draw is repeated a bounded number of
 times and then repaired by moving single samples.
 """
 
@@ -29,15 +29,15 @@ class Partition(BaseModel):
     kind: Literal["iid", "dirichlet", "classes", "shards", "linear", "square", "exponential"] = "iid"
     """``iid``: equal random shares. ``dirichlet``: classes are spread unevenly, by ``alpha`` and ``variant``. ``classes``: every
     client holds ``classes_per_client`` classes and no other (the "pathological" split). ``shards``: samples are sorted by label
-    and cut into equal shards, of which every client gets ``shards_per_client`` random ones (McMahan et al. 2017); what fills no
-    shard is left out. ``linear``, ``square``, ``exponential``: the same classes everywhere, in sizes that grow with the client's
-    number."""
+    and cut into equal shards, of which every client gets ``shards_per_client`` random ones (McMahan et al. 2017); a remainder
+    that fills no shard is left out. ``linear``, ``square``, ``exponential``: the same classes everywhere, in sizes that grow with
+    the client's number."""
 
     alpha: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     """Concentration of the Dirichlet split: the smaller, the more clients differ."""
 
     variant: Literal["balanced", "plain", "equal", "client-prior"] = "balanced"
-    """Which of the splits called Dirichlet. ``balanced`` (DaFKD, MOON, FedGen, FedMA): each class in turn is divided by
+    """Which variant of the Dirichlet split. ``balanced`` (DaFKD, MOON, FedGen, FedMA): each class in turn is divided by
     shares from Dir(alpha) over the clients, and a client that holds N/K samples or more gets nothing further. ``plain``: without
     that rule, so that sizes differ widely. ``equal`` (FedDF): clients in groups of ten, each with an equal random part of the
     data divided as in ``balanced``; the groups are then joined, each share in the order of its classes, and cut into equal
@@ -51,11 +51,11 @@ class Partition(BaseModel):
     """Shards that each client gets (shards)."""
 
     min_samples: int | None = Field(default=None, ge=0)
-    """The fewest samples that a client may hold; if not set, 10, or half the mean where that is less."""
+    """The fewest samples that a client may hold. If not set, 10, or half the mean if that is less."""
 
     redraws: int = Field(default=20, ge=1)
-    """Draws until every client has ``min_samples`` (dirichlet, classes). After the last, the best Dirichlet split is repaired by
-    moving single samples, and a split by classes is refused."""
+    """The most draws until every client has ``min_samples`` (dirichlet, classes). After the last, the best Dirichlet split is
+    repaired by moving single samples, and a split by classes is refused."""
 
 
 Shares = list[np.ndarray]
@@ -64,8 +64,8 @@ Shares = list[np.ndarray]
 def partition(labels: Tensor | np.ndarray, clients: int, spec: Partition, rng: np.random.Generator) -> Shares:
     """Divide samples among ``clients``: one sorted array of positions each, no position twice.
 
-    Every sample is given to somebody, except under ``classes`` where fewer places than classes are asked for, and
-    under ``shards`` where the last samples fill no shard.
+    Every sample goes to some client, except under ``classes`` if the clients together hold fewer classes than there are, and
+    under ``shards`` if the last samples fill no shard.
 
     A draw that leaves a client with fewer than ``min_samples`` is repeated up to ``redraws`` times; after that the best
     draw is repaired by moving single random samples from the largest clients to those that are short. (A ``classes``
@@ -79,7 +79,7 @@ def partition(labels: Tensor | np.ndarray, clients: int, spec: Partition, rng: n
     values = np.asarray(labels)
     least = _checked(values, clients, spec)
     draw = _drawer(values, clients, spec, rng)
-    # Only these two have luck in their sizes.
+    # Only these two have random sizes.
     best = _best(draw, least, spec.redraws if spec.kind in ("dirichlet", "classes") else 1)
     if _smallest(best) < least:
         if spec.kind == "classes":
@@ -233,7 +233,7 @@ def _by_flower(labels: np.ndarray, clients: int, spec: Partition, rng: np.random
     divide.dataset = datasets.Dataset.from_dict({"label": labels[order], "position": order})
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
-            # its sorting by pyarrow is deprecated there, which is not for our users to know
+            # it sorts by a deprecated call of pyarrow; that warning is of no use to our users
             warnings.simplefilter("ignore", FutureWarning)
             return [np.asarray(divide.load_partition(client)["position"][:], dtype=np.int64) for client in range(clients)]
     except ValueError as error:
@@ -251,7 +251,7 @@ def _hand_out(found: np.ndarray, given: np.ndarray, rng: np.random.Generator) ->
 
 
 def _best(draw: Callable[[], Shares], least: float, redraws: int) -> Shares:
-    """The first draw that gives everybody ``least`` samples, else the one whose smallest client is the largest."""
+    """The first draw that gives every client ``least`` samples, else the one whose smallest client is the largest."""
     best = draw()
     for _ in range(redraws - 1):
         if _smallest(best) >= least:
@@ -265,7 +265,7 @@ def _smallest(shares: Shares) -> int:
 
 
 def _level(shares: Shares, least: int, rng: np.random.Generator) -> None:
-    """Move single random samples from the largest clients until nobody holds fewer than ``least``."""
+    """Move single random samples from the largest clients until no client holds fewer than ``least``."""
     lists = [rng.permutation(share).tolist() for share in shares]
     largest = [(-len(items), client) for client, items in enumerate(lists)]
     heapq.heapify(largest)

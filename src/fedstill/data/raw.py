@@ -1,4 +1,4 @@
-"""Data before it becomes tensors: what every source ends as."""
+"""Data before it becomes tensors: the common form of all sources."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Limits = tuple[float, float]
 class Deep:
     """An image of more than 8 bits: values (height, width) or (height, width, 3), and what its file says of them.
 
-    ``declared`` are the values that are black and white, ``room`` those that there are bits for; each is None where the file does
-    not say. ``own`` limits are this image's alone, such as a window. ``alpha`` (height, width) says how opaque pixels are, from 0
-    to 1, and is None where all of them are.
+    ``declared`` are the values that are black and white, ``room`` the range that its bits can hold; each is None if the file does
+    not say. ``own`` limits apply to this image alone, such as a window. ``alpha`` (height, width) is the pixels' opacity, from 0
+    to 1, and None if all are opaque.
     """
 
     values: np.ndarray
@@ -45,7 +45,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Encoded:
-    """An image that is not decoded yet: what it is called, and how it is opened; ``look`` where its header takes another way."""
+    """An image that is not decoded yet: its name, and how it is opened; ``look`` if its header is read in another way."""
 
     name: str
     open: Callable[[], Image.Image | Deep]
@@ -64,7 +64,7 @@ class Column:
 
 @dataclass(frozen=True)
 class RawSplit:
-    """Rows that are read when asked for, and their labels (None where there are none).
+    """Rows that are read when needed, and their labels (None if there are none).
 
     A row is an :class:`Encoded` image, a text or a vector. The rows of a table come all at once, as ``columns``: numbers with
     NaN, or words with None, where a value is missing.

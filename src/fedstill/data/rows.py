@@ -19,8 +19,8 @@ MISSING = "(missing)"
 
 @dataclass(frozen=True)
 class Plan:
-    """Which coordinate is what, the same for every domain: the numbers, those of them that need a second coordinate to say that
-    they are missing, and the categories of each column of words."""
+    """The meaning of each coordinate, the same for every domain: the numbers, those that need a second coordinate for missing
+    values, and the categories of each column of words."""
 
     numbers: tuple[str, ...]
     missing: tuple[int, ...] = ()  # positions among the numbers
@@ -28,7 +28,7 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each coordinate is called.
+        """The name of each coordinate.
 
         >>> Plan(("age", "dose"), (1,), (("sex", ("f", "m")),)).names
         ('age', 'dose', 'dose missing', 'sex = f', 'sex = m')
@@ -81,9 +81,9 @@ def prepared(x: Tensor, missing: Tensor | list[int], mean: Tensor, deviation: Te
 
 @dataclass(frozen=True)
 class Rows:
-    """How rows became inputs in training: the plan of their columns, and by which means and deviations they were standardised.
+    """How rows became inputs in training: the plan of their columns, and the means and deviations used to standardise them.
 
-    ``mean`` is empty where every domain had its own: then nobody else can make inputs of rows as they are.
+    ``mean`` is empty if every domain had its own: then raw rows cannot be made into inputs elsewhere.
 
     >>> rows = Rows(Plan(("age",)), "shared", (40.0,), (10.0,))
     >>> Rows.from_json(rows.to_json()) == rows, rows.inputs({"age": [30, 60]}).tolist()
@@ -102,12 +102,12 @@ class Rows:
         return len(self.plan.names)
 
     def inputs(self, given: Any) -> Tensor:
-        """Rows as the network takes them: a table (columns by name, rows as dictionaries, a data frame) or an array whose columns
-        are the numbers, in order."""
+        """Rows as inputs of the network: from a table (columns by name, rows as dictionaries, a data frame) or an array whose
+        columns are the numbers, in order."""
         if not self.mean:
             raise FedstillError(
                 "in training every domain had means and deviations of its own: "
-                "standardise these rows by their own, fill what is missing, and give them with standardised = True"
+                "standardise these rows by their own, fill missing values, and pass standardised = True"
             )
         x = encoded(_columns(given, self.plan), self.plan) if _is_table(given) else self._array(given)
         mean, deviation = (torch.tensor(value, dtype=torch.float64) for value in (self.mean, self.std))
@@ -128,7 +128,7 @@ class Rows:
         return x if x.is_floating_point() else x.double()
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """As plain values."""
         plan = self.plan
         categories = [[name, list(words)] for name, words in plan.categories]
         return {
@@ -143,7 +143,7 @@ class Rows:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Rows:
-        """What :meth:`to_json` wrote."""
+        """Read what :meth:`to_json` wrote."""
         try:
             categories = tuple((str(name), tuple(map(str, words))) for name, words in said["categories"])
             plan = Plan(tuple(map(str, said["numbers"])), tuple(map(int, said["missing"])), categories)
@@ -152,8 +152,8 @@ class Rows:
             if sound and all(0 <= place < len(plan.numbers) for place in plan.missing):
                 return cls(plan, str(said["standardise"]), mean, std, bool(said["named"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise FedstillError(f"how its rows became inputs cannot be read: {error}") from None
-        raise FedstillError("how its rows became inputs cannot be read")
+            raise FedstillError(f"the preprocessing of its rows cannot be read: {error}") from None
+        raise FedstillError("the preprocessing of its rows cannot be read")
 
 
 def _is_table(given: Any) -> bool:
@@ -168,7 +168,7 @@ def _columns(given: Any, plan: Plan) -> dict[str, np.ndarray]:
         given = {name: [row[name] for row in given] for name in plan.columns if all(name in row for row in given)}
     lacking = [name for name in plan.columns if name not in given]
     if lacking:
-        raise FedstillError(f"there is no column '{lacking[0]}', which the model takes (it takes {', '.join(plan.columns[:10])})")
+        raise FedstillError(f"there is no column '{lacking[0]}', which the model needs (it takes {', '.join(plan.columns[:10])})")
     found = {}
     for name in plan.columns:
         values = given[name]
@@ -180,7 +180,7 @@ def _columns(given: Any, plan: Plan) -> dict[str, np.ndarray]:
                     [np.nan if lost else float(value) for value, lost in zip(values, missing, strict=True)], dtype=np.float64
                 )
             except (TypeError, ValueError) as error:
-                raise FedstillError(f"column '{name}' holds numbers, and not all of these are: {error}") from None
+                raise FedstillError(f"column '{name}' holds numbers, but some of these values are not: {error}") from None
         else:
             words = [None if lost else _word(value) for value, lost in zip(values, missing, strict=True)]
             found[name] = np.array(words, dtype=object)

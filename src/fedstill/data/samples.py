@@ -1,4 +1,4 @@
-"""Samples as tensors: what every client, pool and test set is made of."""
+"""Samples as tensors: the content of every client, pool and test set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEST_SHARE = 0.2  # held out, class by class, where a source has no test set
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs and, where they are known, their labels.
+    """Inputs and, if known, their labels.
 
     ``x`` holds uint8 images ``(n, channels, height, width)``, token ids ``(n, length)`` or float32 inputs that are
     already normalised; ``y`` holds int64 labels ``(n,)``. ``views`` holds further versions of each input, ``(n, k, ...)``, among
@@ -54,11 +54,11 @@ class Samples:
         return Samples(self.x)
 
     def to(self, device: torch.device | str) -> Samples:
-        """The same samples on ``device`` (no copy where they are there already)."""
+        """The same samples on ``device`` (no copy if they are already there)."""
         return Samples(self.x.to(device), *(None if part is None else part.to(device) for part in (self.y, self.views)))
 
     def viewed(self, index: Tensor, rng: torch.Generator) -> Tensor:
-        """The inputs at ``index``, each in a version drawn at random: as it is, or one of its views.
+        """The inputs at ``index``, each in a version drawn at random: the input itself or one of its views.
 
         >>> samples = Samples(torch.zeros(2, 1), views=torch.ones(2, 3, 1))
         >>> samples.viewed(torch.tensor([0, 0, 1, 1, 1]), torch.Generator().manual_seed(0)).flatten().tolist()
@@ -72,7 +72,7 @@ class Samples:
         return x.index_copy(0, other, self.views[index[other], chosen[other] - 1])
 
     def counts(self, classes: int) -> Tensor:
-        """How many samples there are of each class; all zero where nothing is labelled."""
+        """The number of samples of each class; all zero if nothing is labelled."""
         if self.y is None:
             return torch.zeros(classes, dtype=torch.long, device=self.x.device)
         return torch.bincount(self.y, minlength=classes)
@@ -80,11 +80,11 @@ class Samples:
 
 @dataclass(frozen=True)
 class Domain:
-    """One data set with its own look: training samples, test samples and the names of its classes.
+    """One data set with its own distribution: training samples, test samples and the names of its classes.
 
-    ``whole`` are both together, where nothing is labelled and the test samples were held out of the others. ``columns`` say what
-    the coordinates of a table's vectors are, ``standardised`` how their numbers were, and ``rows`` how others are made like them.
-    ``notes`` are for the user to know, such as images that were left out.
+    ``whole`` holds both together if nothing is labelled and the test samples were held out of the others. ``columns`` names the
+    coordinates of a table's vectors, ``standardised`` says how their numbers were scaled, and ``rows`` how to do the same to
+    others. ``notes`` are messages for the user, such as images that were left out.
     """
 
     name: str
@@ -161,7 +161,7 @@ def held_out(labels: Tensor | np.ndarray) -> np.ndarray:
 
 
 def hold_out(samples: Samples, fraction: float, rng: np.random.Generator) -> tuple[Samples, Samples]:
-    """The samples in two: those kept and a stratified random ``fraction`` held out (for validation or a test).
+    """Split the samples: those kept, and a stratified random ``fraction`` held out (for validation or a test).
 
     >>> kept, held = hold_out(Samples(torch.arange(10.0)), 0.2, np.random.default_rng(0))
     >>> len(kept), len(held)

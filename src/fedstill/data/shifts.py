@@ -26,7 +26,7 @@ def shift_labels(samples: Samples, fraction: float, classes: int, rng: np.random
 
 
 def flip_labels(samples: Samples, fraction: float, classes: int, rng: np.random.Generator) -> Samples:
-    """Turn the labels of a random ``fraction`` of the samples around: y becomes C - 1 - y.
+    """Reverse the labels of a random ``fraction`` of the samples: y becomes C - 1 - y.
 
     >>> honest = Samples(torch.zeros(3, 2), torch.tensor([0, 1, 9]))
     >>> flip_labels(honest, 1.0, 10, np.random.default_rng(0)).y.tolist()
@@ -38,7 +38,7 @@ def flip_labels(samples: Samples, fraction: float, classes: int, rng: np.random.
 
 def _chosen(samples: Samples, fraction: float, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     if samples.y is None:
-        raise FedstillError("samples without labels cannot be given wrong ones")
+        raise FedstillError("labels cannot be falsified: these samples have none")
     if not 0 <= fraction <= 1:
         raise FedstillError(f"a fraction of samples lies between 0 and 1, not {fraction}")
     chosen = torch.zeros(len(samples), dtype=torch.bool)

@@ -1,6 +1,6 @@
-"""Where a domain comes from: the wheels, a program, a local folder or file, or the Hugging Face Hub.
+"""Sources of domains: the wheels, a program, a local folder or file, or the Hugging Face Hub.
 
-Every source ends as a `Raw`: images, texts, vectors or columns that are read when asked for, their labels and the classes' names.
+Every source becomes a `Raw`: images, texts, vectors or columns that are read when needed, their labels and the class names.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def find_source(source: str, root: str | Path | None, scratch: Path, reading: Re
 
 
 def _read_as(reading: Reading) -> list[Any]:
-    """The options on which it depends what a table is taken for."""
+    """The options that decide how a table is read."""
     return [reading.kind, reading.label, reading.ignore]
 
 

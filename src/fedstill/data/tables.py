@@ -33,7 +33,7 @@ LABEL_NAMES = ("label", "labels", "fine_label", "target", "class", "category", "
 _TEXT_NAMES = ("text", "sentence", "content", "review", "document")
 _LONG = 5  # words of an average text; a category has fewer
 _INDEX = re.compile(r"^(Unnamed: \d+|__index_level_\d+__|)$")  # what pandas calls the numbers of its rows
-_NOTHING = ("?", "na", "n/a", "nan", "null", "none", "-", "")  # how a column of numbers says that there is none
+_NOTHING = ("?", "na", "n/a", "nan", "null", "none", "-", "")  # words for a missing number
 
 
 def open_table(source: str, place: Path, scratch: Path, reading: Reading) -> Raw:
@@ -69,7 +69,7 @@ def open_table(source: str, place: Path, scratch: Path, reading: Reading) -> Raw
 
 
 def _csv_files(place: Path) -> dict[str, list[Path]] | None:
-    """The CSV files of each split; None where there is anything else to be read."""
+    """The CSV files of each split; None if there are files of another kind."""
     from datasets.data_files import DataFilesDict, get_data_patterns  # slow
 
     if place.is_file():
@@ -102,7 +102,7 @@ def _read_csv(paths: Sequence[Path]) -> Any:
 
 
 def _as_numbers(column: Any) -> Any:
-    """A column of words as numbers, where all of them are numbers or say that there is none."""
+    """A column of words as numbers, if all of them are numbers or stand for a missing one."""
     import pandas  # slow
 
     if pandas.api.types.is_numeric_dtype(column):
@@ -133,14 +133,14 @@ def open_hub(source: str, hint: str, reading: Reading) -> Raw:
         with _offline_if_cut_off():
             found = datasets.load_dataset(name, config or None, revision=revision or None)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        place = "is neither a local folder or file nor a data set that the Hub lets us have"
+        place = "is neither a local folder or file nor a data set that can be loaded from the Hub"
         raise FedstillError(f"'{source}' {place}{hint} ({first_line(error, 200)})") from error
     return _from_splits(source, found, reading)
 
 
 @contextmanager
 def _offline_if_cut_off() -> Iterator[None]:
-    """Without a way to the Hub, look only at what was fetched before, instead of half a minute of retries."""
+    """If the Hub cannot be reached, use only what was downloaded before, instead of retrying for half a minute."""
     import datasets  # slow
     from huggingface_hub import constants  # slow
 
@@ -183,7 +183,7 @@ def _from_splits(source: str, found: Any, reading: Reading, keep: object = None)
 
 
 def _kind_of(source: str, train: Any, label: str | None, reading: Reading) -> tuple[Kind, str]:
-    """What a table holds, and the column that holds it (none for a table of numbers and categories)."""
+    """The kind of data in a table, and the column that holds it (none for a table of numbers and categories)."""
     features = train.features
     image = next((name for name, kind in features.items() if type(kind).__name__ == "Image"), None)
     if image is not None and reading.kind in ("auto", "image"):
@@ -211,13 +211,13 @@ def _type(feature: Any) -> str:
 
 
 def _words(train: Any, column: str) -> float:
-    """How many words the first texts have on average."""
+    """The mean number of words of the first texts."""
     texts = [text for text in train.select_columns([column])[:1000][column] if text]
     return sum(len(text.split()) for text in texts) / len(texts) if texts else 0.0
 
 
 def _label_column(train: Any, wanted: str | None) -> str | None:
-    """The column of the labels, where there is one: as named, a ClassLabel, or one of the usual names."""
+    """The column of the labels, if there is one: the one named, a ClassLabel, or one with a usual name."""
     kinds = {name: _type(feature) for name, feature in train.features.items()}
     if wanted is not None:
         return wanted if wanted in kinds else None
@@ -250,7 +250,7 @@ def _values(split: Any, column: str) -> np.ndarray:
 
 
 def _whole(values: np.ndarray) -> np.ndarray | None:
-    """Floats that are whole numbers or missing, as whole numbers with None; None where others are among them."""
+    """Floats that are whole numbers or missing, as whole numbers with None; None if others are among them."""
     missing = np.isnan(values)
     if not (values[~missing] == np.floor(values[~missing])).all() or np.isinf(values).any():
         return None

@@ -1,7 +1,7 @@
-"""Strong variations of unlabelled inputs, so that a small or uniform pool shows networks more than it holds.
+"""Strong variations of unlabelled inputs, so that a small or uniform pool covers more of the input space.
 
-Images are moved, turned and scaled, given other colours, laid over one another and made noisy; vectors are mixed and made noisy.
-What teachers say of the result is asked anew, so nothing needs to keep its class.
+Images are shifted, rotated and scaled, recoloured, laid over one another and made noisy; vectors are mixed and made noisy.
+The teachers label the result, so a variation need not keep its class.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def varied_images(x: Tensor, others: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _moved(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Turned by up to 15 degrees, scaled by up to a fifth, moved by up to a tenth of the side."""
+    """Rotated by up to 15 degrees, scaled by up to a fifth, shifted by up to a tenth of the side."""
 
     def draw(low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(len(x), generator=rng)
@@ -57,8 +57,8 @@ def _coloured(x: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def varied_vectors(x: Tensor, others: Tensor, noise: float, rng: torch.Generator) -> Tensor:
-    """Vectors mixed with others by a share of up to a half, plus noise of ``noise`` times each coordinate's deviation. Where no
-    coordinate is negative, as behind a ReLU, none becomes it.
+    """Vectors mixed with others by a share of up to a half, plus noise of ``noise`` times each coordinate's deviation. If no
+    coordinate is negative, as behind a ReLU, none becomes negative.
 
     >>> x = torch.rand(5, 3)
     >>> bool((varied_vectors(x, x.flip(0), 0.5, torch.Generator().manual_seed(0)) >= 0).all())

@@ -1,1 +1,1 @@
-"""The server's side: whose reply is used, where the student starts, on what and how it learns from the teachers."""
+"""The server's side: which replies are used, where the student starts, on what and how it learns from the teachers."""

@@ -1,9 +1,9 @@
-"""Calibration of a classifier: after the average, its head learns anew from features drawn from the clients' statistics.
+"""Calibration of a classifier: after averaging, its head is retrained on features drawn from the clients' statistics.
 
 Luo et al., No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data (CCVR, NeurIPS 2021). The
 clients describe their features under the merged model, class by class (Eq. 3); the server draws virtual features with their
-classes as labels (Eq. 6) and trains the head on them (Eq. 7), the rest stays. The paper adds the clients' Gaussians of a class up
-to one (Eq. 4 and 5); here each client's own is drawn from, in proportion to its samples, which keeps what differs between them.
+classes as labels (Eq. 6) and trains only the head on them (Eq. 7). The paper combines the clients' Gaussians of a class into one
+(Eq. 4 and 5); here features are drawn from each client's own, in proportion to its samples, which keeps their differences.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["Calibration", "calibrated"]
 
 
 class Calibration(Part):
-    """How the head of an averaged model is trained anew."""
+    """How the head of an averaged model is retrained."""
 
     when: Literal["last", "every"] = "last"
-    """After the last round, as in the paper, or after every round, from which training then goes on."""
+    """When: after the last round, as in the paper, or after every round, so that training continues from the result."""
 
     statistics: Statistics = Statistics()
     """How clients describe their features."""
@@ -55,7 +55,7 @@ class Calibration(Part):
 def calibrated(
     task: Task, models: Mapping[str, State], replies: Sequence[Reply], options: Calibration, round: Round
 ) -> dict[str, State]:
-    """The models with heads trained on virtual features, each on those of its own clients; the rest of them is as it was."""
+    """The models with heads trained on virtual features, each on those of its own clients; nothing else changes."""
     found = dict(models)
     local = Local(epochs=options.epochs, batch_size=options.batch_size, optimizer=options.optimizer)
     for name in models:

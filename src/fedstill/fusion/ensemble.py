@@ -1,5 +1,5 @@
-"""Ensembles: teachers are streamed, one at a time, over the samples into one table of targets. The memory is that of one
-teacher, however many there are; the table is computed once a round and the student trains on it.
+"""Ensembles: teachers are streamed, one at a time, over the samples into one table of targets. This takes the memory of one
+teacher, however many there are; the table is computed once per round, and the student trains on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Space = Literal["logits", "probabilities", "losses"]
 
 @dataclass(frozen=True)
 class Table:
-    """What the teachers say: target probabilities (n, classes), how much each sample counts, and each teacher's weight."""
+    """The teachers' targets: probabilities (n, classes), the weight of each sample, and each teacher's weight."""
 
     targets: Tensor
     weights: Tensor  # (n, teachers)
@@ -65,8 +65,8 @@ def ensemble_table(
       For KL(teacher || student) that is the mean of probabilities, for KL(student || teacher) their normalised geometric
       mean, which is the mean of logits: no separate pass is needed.
 
-    Where teachers know different classes (``Teacher.places``), each is silent on those it does not know: class ``c`` gets
-    ``K / K_c`` times the weighted sum of probabilities, ``K_c`` being the number of teachers that know it, and rows are
+    If teachers know different classes (``Teacher.places``), each abstains on those it does not know: class ``c`` gets
+    ``K / K_c`` times the weighted sum of probabilities, where ``K_c`` is the number of teachers that know it, and rows are
     normalised again. With equal weights that is the mean over the teachers that know the class.
     """
     space = summed_space(space, direction)
@@ -115,7 +115,7 @@ def summed_space(space: Space, direction: str) -> Space:
 
 def scored_table(total: Tensor, mass: Tensor, weights: Tensor, *, space: Space, temperature: float = 1.0) -> Table:
     """The table of sums over the teachers, normalised after the pass: ``sum_k s_k f_k / sum_k s_k``. ``total`` is (n, classes),
-    ``mass`` the sum of scores (n, 1), ``weights`` the scores (n, teachers). A sample that nobody knows teaches nothing.
+    ``mass`` the sum of scores (n, 1), ``weights`` the scores (n, teachers). A sample whose scores are all 0 teaches nothing.
 
     >>> table = scored_table(torch.tensor([[0.5, 1.0]]), torch.tensor([[1.5]]), torch.tensor([[0.5, 1.0]]), space="probabilities")
     >>> [round(p, 4) for p in table.targets[0].tolist()]
@@ -132,7 +132,7 @@ def scored_table(total: Tensor, mass: Tensor, weights: Tensor, *, space: Space, 
 
 
 def spread(outputs: Tensor, places: Sequence[int], classes: int, silence: float) -> Tensor:
-    """What a teacher says of its own classes, put where the ensemble has them; ``silence`` on all others.
+    """A teacher's outputs for its own classes, in the ensemble's order of classes; ``silence`` for all others.
 
     >>> spread(torch.tensor([[0.7, 0.3]]), (2, 0), 3, 0.0)
     tensor([[0.3000, 0.0000, 0.7000]])
@@ -143,7 +143,7 @@ def spread(outputs: Tensor, places: Sequence[int], classes: int, silence: float)
 
 
 def _known_by(teachers: Sequence[Teacher]) -> Tensor | None:
-    """How many teachers know each class; None where all know all, in the same order."""
+    """How many teachers know each class; None if all know all, in the same order."""
     places = [teacher.places for teacher in teachers]
     if all(known is None for known in places):
         return None
@@ -185,8 +185,8 @@ def spooled_logits(
 ) -> Iterator[SpooledLogits]:
     """All teachers' logits on all samples, for votes that need them at once, in the memory of one teacher.
 
-    ``predict(k, network, samples)`` gives teacher ``k``'s logits where they are not simply its predictions; ``known_by``
-    has an entry a class where teachers know only some of them.
+    ``predict(k, network, samples)`` gives teacher ``k``'s logits if they are not simply its predictions; ``known_by``
+    has one entry per class if teachers know only some of them.
     """
     with tempfile.TemporaryFile() as file:
         spool: np.memmap | None = None
@@ -215,7 +215,7 @@ def _voted(
     progress: Callable[[int, int], None],
     known_by: Tensor | None,
 ) -> Table:
-    """A vote needs every teacher's word on a sample at once."""
+    """The table of a vote, which needs every teacher's prediction on a sample at once."""
     if torch.compiler.is_exporting() and known_by is None:  # a program has all teachers in memory
         networks = [teacher.load() for teacher in teachers]
         ballot = weighting.vote(torch.stack([apply(network, network, samples) for network in networks]) / temperature)

@@ -1,4 +1,4 @@
-"""How good what a generator makes is, as the server can tell without any data."""
+"""The quality of a generator's samples, as far as the server can measure it without data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EACH = 16  # samples of a class
 
 def deviations(images: Tensor, labels: Tensor, classes: int) -> tuple[float, float]:
     """How much a pixel (0 to 1) of images in [-1, 1] varies within a class and between the classes' means, as root mean squares.
-    A generator that makes one image a class has nothing within; one that does not look at its label nothing between.
+    A generator that makes one image per class has 0 within; one that ignores its label has 0 between.
 
     >>> x = torch.tensor([-1.0, 1.0, -1.0, 1.0]).view(4, 1, 1, 1)
     >>> deviations(x, torch.tensor([0, 0, 1, 1]), 2), deviations(x, torch.tensor([0, 1, 0, 1]), 2)
@@ -33,9 +33,9 @@ def deviations(images: Tensor, labels: Tensor, classes: int) -> tuple[float, flo
 def generator_quality(
     generator: Generator, rng: torch.Generator, say: Callable[[Samples], Tensor] | None = None
 ) -> dict[str, float]:
-    """``within`` and ``between`` (:func:`deviations`) of a generator's images. Where somebody can ``say`` the probabilities of
-    their classes also ``classes``, the effective number of classes among them, and of a conditional generator
-    ``label_agreement``, the share of its samples that are taken for the class that they were made for."""
+    """``within`` and ``between`` (:func:`deviations`) of a generator's images. If ``say`` gives their class probabilities, also
+    ``classes``, the effective number of classes among them, and for a conditional generator ``label_agreement``, the share of its
+    samples that are predicted as the class that they were made for."""
     labels = torch.arange(generator.classes).repeat(EACH)
     generator.eval()
     with torch.no_grad():
@@ -49,7 +49,7 @@ def generator_quality(
         if generator.conditional:
             found["label_agreement"] = float((said.argmax(1) == labels).double().mean())
         else:
-            labels = said.argmax(1)  # nothing was asked for: the classes are those that are seen
+            labels = said.argmax(1)  # without labels, the classes are the predicted ones
     if generator.conditional or say is not None:
         within, between = deviations(made, labels, generator.classes)
         found = {"within": within, "between": between, **found}

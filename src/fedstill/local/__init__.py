@@ -1,1 +1,1 @@
-"""The client's side: the training loop, the terms of its objective, what it reports besides weights."""
+"""The client's side: training, the terms of its objective, and what it reports besides weights."""

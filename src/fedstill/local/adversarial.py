@@ -50,36 +50,37 @@ class Adversarial(Part):
     # The decay is AdamW's: added to the gradient, as Adam does, it outweighs the small gradients of the noise's embedding, and
     # the generator ends with one image a class (docs/results/dafkd.md).
     generator_optimizer: Optimizer = Optimizer(name="adamw", lr=1e-3, weight_decay=1e-3)
-    """The generator's optimiser. The paper gives rate and decay, and names no optimiser."""
+    """The generator's optimiser. The paper gives the rate and the decay, but names no optimiser."""
 
     mode_seeking: Annotated[float, Field(ge=0)] = 0.0
     """Weight of mode seeking in the generator's loss: ``|z - z'| / |G(z, y) - G(z', y)|`` over pairs of one label (Mao et al.,
     CVPR 2019). Neither in the paper nor in the authors' code."""
 
     label: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the classifier's cross-entropy on the label that a sample was generated for, in the generator's loss. Labels are
-    then drawn as the client has them. Neither in the paper, where a label reaches no loss, nor in the authors' code."""
+    """Weight, in the generator's loss, of the classifier's cross-entropy on the label that a sample was generated for. Labels are
+    then drawn from the client's own. Neither in the paper, where the label is in no loss, nor in the authors' code."""
 
     gradient_penalty: Annotated[float, Field(ge=0)] = 0.0
     """Weight of a gradient penalty on the discriminator; not in the paper, 0.3 in the authors' code."""
 
     penalty_norm: Literal["sample", "pixel"] = "sample"
-    """The norm in the penalty: of a sample's whole gradient, or over the channels of each pixel (the authors' code)."""
+    """The norm in the penalty: of a sample's whole gradient (``sample``), or over the channels of each pixel (``pixel``, the
+    authors' code)."""
 
     rounds: Positive | None = None
-    """The discriminator learns in this many rounds, the first ones; in all if not set."""
+    """The discriminator learns only in the first so many rounds; in all if not set."""
 
     generator_rounds: Positive | None = None
-    """The generator learns in this many rounds, the first ones; in all if not set."""
+    """The generator learns only in the first so many rounds; in all if not set."""
 
     epochs: Positive | None = None
-    """Discriminator and generator learn in this many epochs of a round, the first ones; in all if not set."""
+    """Discriminator and generator learn only in the first so many epochs of a round; in all if not set."""
 
     # "running" was the least stable in the one seed tried (docs/results/dafkd.md).
     generated_norm: Literal["batch", "updated", "running"] = "batch"
-    """BatchNorm of generated samples in the shared layers. ``batch``: by their own statistics, leaving the running ones alone.
-    ``updated``: as any batch, so that the running ones follow (the authors' code). ``running``: by the running ones, as on the
-    server."""
+    """BatchNorm of generated samples in the shared layers. ``batch``: by their own statistics, without a change to the running
+    ones. ``updated``: like any batch, so that the running statistics follow (the authors' code). ``running``: by the running
+    statistics, as on the server."""
 
 
 def adversarial_loss(real: Tensor, generated: Tensor) -> Tensor:
@@ -103,8 +104,8 @@ def generator_loss(generated: Tensor, kind: str = "saturating") -> Tensor:
 
 
 def mode_seeking(noise: Tensor, generated: Tensor) -> Tensor:
-    """``|z - z'| / |G(z) - G(z')|``, each a mean over the pairs that the two halves of the batch make: large where the generator
-    makes one sample of different noise.
+    """``|z - z'| / |G(z) - G(z')|``, each a mean over the pairs that the two halves of the batch form. It is large if the
+    generator makes the same sample from different noise.
 
     >>> z = torch.tensor([[0.0], [2.0]])
     >>> [round(float(mode_seeking(z, x)), 3) for x in (torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [1.5]]))]
@@ -118,7 +119,7 @@ def mode_seeking(noise: Tensor, generated: Tensor) -> Tensor:
 def gradient_penalty(
     discriminate: Callable[[Tensor], Tensor], real: Tensor, generated: Tensor, rng: torch.Generator, norm: str = "sample"
 ) -> Tensor:
-    """``mean (||grad_x f(x~)|| - 1)^2`` at ``x~ = u x + (1 - u) x'``, u uniform a sample.
+    """``mean (||grad_x f(x~)|| - 1)^2`` at ``x~ = u x + (1 - u) x'``, with one uniform u per sample.
 
     ``norm`` is that of a sample's whole gradient, or of its channels at each ``pixel`` as in the authors' code.
 
@@ -136,7 +137,7 @@ def gradient_penalty(
 
 
 class Discriminator(nn.Module):
-    """``f(theta; x)`` as a logit: ``head`` on a classifier's features, or where nothing is shared on an ``own`` network's.
+    """``f(theta; x)`` as a logit: ``head`` on the features of a classifier, or of its ``own`` network if no layers are shared.
 
     >>> from fedstill.models import build
     >>> classifier = build("mlp", classes=3, shape=(1, 4, 4), hidden=[5], seed=0)
@@ -150,23 +151,23 @@ class Discriminator(nn.Module):
         self.own: Network | None = None
         device = next(classifier.parameters()).device
         head = nn.Linear(classifier.feature_dim, 1).to(device)
-        # an undecided start, f = 1/2 everywhere, the same for every client and free of any random stream
+        # start undecided, f = 1/2 everywhere: the same for every client, without a random draw
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         if not sharing:
-            self.own = copy.deepcopy(classifier)  # starts as the classifier is, and goes its own way
+            self.own = copy.deepcopy(classifier)  # starts as a copy of the classifier, then trains separately
             self.own.head = head
         self.head = head
         if state:
             self.load(state)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a :meth:`state`."""
+        """Load a :meth:`state`."""
         whole = self.own if self.own is not None else nn.ModuleDict({"head": self.head})
         whole.load_state_dict(dict(state))
 
     def state(self) -> State:
-        """What is the discriminator's alone: its head, or a whole network."""
+        """The tensors of the discriminator alone: its head, or a whole network."""
         whole = self.own if self.own is not None else nn.ModuleDict({"head": self.head})
         return clone(whole.state_dict())
 
@@ -219,8 +220,8 @@ class Game:
         return self.made(*self.drawn(batch))
 
     def drawn(self, batch: Batch, pairs: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Noise, and the labels of a conditional generator: uniform, or the batch's own where the classifier judges them. Two at
-        least, since the generator's BatchNorm cannot learn from one. ``pairs`` gives both halves the same labels."""
+        """Noise, and the labels of a conditional generator: uniform, or the batch's own if the classifier judges them. At least
+        two, since the generator's BatchNorm cannot learn from one. ``pairs`` gives both halves the same labels."""
         n = max(2, len(batch.x))
         noise = self.generator.draw(n, batch.rng)
         if not self.generator.conditional:
@@ -235,7 +236,7 @@ class Game:
         return noise, labels
 
     def made(self, noise: Tensor, labels: Tensor | None) -> Tensor:
-        """The samples that the generator makes of these."""
+        """The samples that the generator makes from these."""
         samples: Tensor = self.generator(noise) if labels is None else self.generator(noise, labels)
         return samples
 

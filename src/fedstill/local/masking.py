@@ -1,8 +1,7 @@
-"""Sums that nobody can take apart: every pair of clients agrees on a mask that one adds and the other subtracts.
+"""Secure sums by pairwise masks: every pair of clients agrees on a mask that one adds and the other subtracts.
 
 Numbers become integers modulo 2^64, so masks cancel exactly and a masked number is uniform whatever it hides. The masks come
-from a Diffie-Hellman exchange (the 2048-bit group of RFC 3526) expanded by SHAKE-256. Who can learn what is written in
-docs/dafkd.md.
+from a Diffie-Hellman exchange (the 2048-bit group of RFC 3526) expanded by SHAKE-256. docs/dafkd.md says who can learn what.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ LARGEST = 2.0**22  # of one number
 
 
 def key_pair() -> tuple[int, int]:
-    """A secret and the public key that belongs to it. The secret is the system's randomness, never a seed's; results do not
-    depend on it, because masks cancel."""
+    """A secret and its public key. The secret comes from the system's randomness, never from a seed; results do not depend on it,
+    because masks cancel."""
     secret = secrets.randbits(256) | 1 << 255
     return secret, pow(GENERATOR, secret, PRIME)
 
@@ -68,11 +67,11 @@ def pair_mask(secret: int, public: int, context: str, shape: tuple[int, ...]) ->
 
 
 def masked(values: Tensor, me: str, secret: int, publics: Mapping[str, int], context: str) -> Tensor:
-    """``values`` in fixed point plus the masks shared with everyone else in ``publics``: added by the one whose name comes first,
-    subtracted by the other. Integers wrap, which is arithmetic modulo 2^64."""
+    """``values`` in fixed point plus the masks shared with all others in ``publics``: of each pair, the client whose name comes
+    first adds the mask and the other subtracts it. Integers wrap, which is arithmetic modulo 2^64."""
     values = values.detach().double().cpu()
     if not bool((values.abs() < LARGEST).all()):  # also what is no number
-        raise FedstillError("a number that is to be masked is not finite or too large")
+        raise FedstillError("a number to be masked is not finite or too large")
     total = (values * SCALE).round().to(torch.int64)
     for other, public in publics.items():
         if other != me:
@@ -88,7 +87,7 @@ def unmasked_state(parts: Sequence[State], like: State) -> State:
 
 
 def unmasked_sum(parts: Iterable[Tensor]) -> Tensor:
-    """The sum of what all of them hid; noise if anyone's part is missing.
+    """The sum of the hidden values; noise if any client's part is missing.
 
     >>> (a, A), (b, B) = key_pair(), key_pair()
     >>> publics = {"a": A, "b": B}

@@ -1,4 +1,4 @@
-"""False updates, for experiments on robustness: what a malicious client sends instead of what it learned."""
+"""False updates, for experiments on robustness: what a malicious client sends in place of its trained weights."""
 
 from __future__ import annotations
 

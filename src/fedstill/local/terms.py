@@ -1,4 +1,4 @@
-"""Terms that a client's objective may have besides cross-entropy; each is made once a round and called once a batch."""
+"""Terms of a client's objective besides cross-entropy; each is made once per round and called once per batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained network ready for use: with the names of its classes and what makes inputs of images, texts and rows."""
+"""A trained network ready for use, with the names of its classes and its preprocessing of images, texts and rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Classifier"]
 
 @dataclass(frozen=True)
 class Classifier:
-    """What :func:`fedstill.load` brings, and what a run has made.
+    """What :func:`fedstill.load` and a run return.
 
     >>> from fedstill.models import build
     >>> net = build("mlp", classes=2, shape=(1, 4, 4), seed=0).eval()
@@ -72,8 +72,8 @@ class Classifier:
         return torch.cat(parts) if parts else torch.empty(0, len(self.classes))
 
     def evaluate(self, data: str | Path | Samples, *, label: str | None = None) -> Confusion:
-        """Which class of labelled data is taken for which, and how often. ``data`` is anything that ``data.domains`` may name, or
-        samples whose labels are places in ``classes``; ``label`` is the column of a table that holds the classes."""
+        """The confusion matrix on labelled data. ``data`` is anything that ``data.domains`` may name, or samples whose labels are
+        indices into ``classes``; ``label`` is the column of a table that holds the classes."""
         samples = data if isinstance(data, Samples) else self.preprocessing.labelled(data, self.classes, label)
         if samples.y is None:
             raise FedstillError("there are no labels to compare with")

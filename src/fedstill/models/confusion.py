@@ -1,4 +1,4 @@
-"""Which class is taken for which: the confusion matrix, and the figures that follow from it."""
+"""The confusion matrix, and the figures that follow from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Confusion", "confused", "confusion"]
 
 @dataclass(frozen=True)
 class Confusion:
-    """How many samples of each class (a row) were taken for which (a column).
+    """How many samples of each class (row) were predicted as which class (column).
 
     >>> found = confusion(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]), ["cat", "dog"])
     >>> found.matrix.tolist(), found.accuracy
@@ -34,7 +34,7 @@ class Confusion:
 
     @property
     def accuracy(self) -> float | None:
-        """The share of the samples that was right; None where there was none."""
+        """The share of correct predictions; None without samples."""
         return int(self.matrix.trace()) / self.samples if self.samples else None
 
     @property
@@ -44,23 +44,23 @@ class Confusion:
 
     @property
     def recall(self) -> list[float | None]:
-        """Of each class's samples, the share that was found; None where there was none."""
+        """The share of each class's samples that was predicted as that class; None for a class without samples."""
         return _shares(self.matrix.diagonal(), self.matrix.sum(1))
 
     @property
     def precision(self) -> list[float | None]:
-        """Of what was taken for each class, the share that was right; None where nothing was."""
+        """The share of the predictions of each class that was correct; None for a class that was never predicted."""
         return _shares(self.matrix.diagonal(), self.matrix.sum(0))
 
     @property
     def f1(self) -> list[float | None]:
-        """The harmonic mean of precision and recall, of each class that there were samples of."""
+        """The harmonic mean of precision and recall, for each class that has samples."""
         both = _shares(2 * self.matrix.diagonal(), self.matrix.sum(0) + self.matrix.sum(1))
         return [value if n else None for value, n in zip(both, self.support, strict=True)]
 
     @property
     def worst(self) -> list[tuple[str, str, int]]:
-        """What was mistaken for what, and how often, most often first."""
+        """The mistakes, as true class, predicted class and count, most frequent first."""
         found = [(self.classes[i], self.classes[j], int(self.matrix[i, j])) for i, j in self.matrix.nonzero().tolist() if i != j]
         return sorted(found, key=lambda one: -one[2])
 
@@ -100,7 +100,7 @@ class Confusion:
 
 
 def confused(truth: Tensor, said: Tensor, classes: int) -> Tensor:
-    """How many samples of each class (down) were taken for each class (across).
+    """How many samples of each class (row) were predicted as each class (column).
 
     >>> confused(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).tolist()
     [[1, 1], [0, 1]]
@@ -109,7 +109,7 @@ def confused(truth: Tensor, said: Tensor, classes: int) -> Tensor:
 
 
 def confusion(truth: Tensor, said: Tensor, classes: Sequence[str]) -> Confusion:
-    """The confusion of labels and predictions, both as places in ``classes``."""
+    """The confusion of labels and predictions, both as indices into ``classes``."""
     return Confusion(tuple(classes), confused(truth, said, len(classes)))
 
 

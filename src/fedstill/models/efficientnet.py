@@ -1,8 +1,8 @@
 """EfficientNet-Lite: MobileNet's inverted residuals, scaled, with ReLU6 and without squeeze-and-excitation.
 
 Tan and Le 2019, "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks" (arXiv:1905.11946); the Lite variants
-are Google's for devices, 2020. The published weights come from TensorFlow: convolutions pad as it does ("same", where the
-padding is odd more on the right and below), and BatchNorm has an epsilon of 0.001.
+are Google's for devices, 2020. The published weights come from TensorFlow: convolutions pad as it does ("same"; an odd padding
+has one pixel more on the right and below), and BatchNorm has an epsilon of 0.001.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SameConv2d(nn.Conv2d):
 
 
 class MBConv(nn.Module):
-    """Expand, convolve each channel on its own, project; the input is added where the shape allows it."""
+    """Expand, convolve each channel on its own, project; the input is added if the shape allows it."""
 
     def __init__(self, inside: int, outside: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class EfficientNetLite(Network):
         return self._pooled(x)
 
     def own_name(self, key: str) -> str:
-        """The published file writes an underscore before every part of a name."""
+        """The published file has an underscore before every part of a name."""
         plain = ".".join(part.removeprefix("_") for part in key.split("."))
         return plain.replace("fc.", "head.") if plain.startswith("fc.") else plain
 

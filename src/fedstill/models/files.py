@@ -1,4 +1,4 @@
-"""Files of weights as fedstill writes them: safetensors, with what is known of the network and a digest of both."""
+"""Files of weights as fedstill writes them: safetensors with a description of the network and a digest of both."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def state_bytes(state: State, about: Mapping[str, Any]) -> bytes:
 
 
 def read_state(path: str | Path) -> tuple[State, dict[str, Any]]:
-    """The tensors of a safetensors file, and what it says of them. A file that was changed after it was
-    written is refused; one that says something of itself and has no digest is taken with a warning."""
+    """The tensors of a safetensors file and its description. A file that was changed after it was written is refused; one with a
+    description but no digest is accepted with a warning."""
     with safetensors.safe_open(path, framework="pt") as file:
         said = file.metadata() or {}
         state: State = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -49,19 +49,19 @@ def read_state(path: str | Path) -> tuple[State, dict[str, Any]]:
     whole = json.dumps(about, sort_keys=True) if KEY in said else ""
     if mark is None:
         if said.keys() - {"format"}:
-            log.warning("warning: %s has no digest, as older files have none: whether it is damaged cannot be told", path)
+            log.warning("warning: %s has no digest, like files of older versions: it cannot be checked for damage", path)
     elif digest(state, whole) != mark:
         raise FedstillError(f"{path} was changed or damaged after it was written: its digest does not match")
     return state, about
 
 
 def _about(said: Mapping[str, str], path: str | Path) -> dict[str, Any]:
-    """What the file says of itself, the digest among it."""
+    """The file's description, including the digest."""
     about: dict[str, Any] = _table(said[KEY]) if KEY in said else dict(said)
-    # a digest that is there and not found by its name: the name is damaged, or what holds it
+    # the file holds a digest, but not under its name: the name or the description around it is damaged
     stray = any(re.search("[0-9a-f]{30}", text) for text in said.values()) and "digest" not in about
     if stray or (KEY in said and not about):
-        raise FedstillError(f"{path} was changed or damaged after it was written: what it says of itself cannot be read")
+        raise FedstillError(f"{path} was changed or damaged after it was written: its description cannot be read")
     return about
 
 

@@ -1,4 +1,4 @@
-"""Generators of the samples that knowledge is distilled on: images, vectors, or features of the layer before the head."""
+"""Generators of samples for distillation: images, vectors, or features of the layer before the head."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["GENERATORS", "Generator", "GeneratorKind", "build_generator", "descr
 
 
 class Generator(nn.Module):
-    """Noise, and a label where ``conditional``, to samples of ``shape``; images lie in [-1, 1], the normalised range.
-    Vectors, which only some make, have no range.
+    """Maps noise, and a label if ``conditional``, to samples of ``shape``. Images lie in [-1, 1], the normalised range. Vectors,
+    which only some generators make, have no range.
 
     ``noise`` is the distribution of z: "normal" or "uniform" on [0, 1].
 
@@ -44,7 +44,7 @@ class Generator(nn.Module):
         self.classes, self.shape, self.noise_dim, self.noise = classes, shape, noise_dim, noise
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        """Samples for noise (n, noise_dim) and, where conditional, integer labels (n,)."""
+        """Samples for noise (n, noise_dim) and, if conditional, integer labels (n,)."""
         raise NotImplementedError
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
@@ -54,7 +54,7 @@ class Generator(nn.Module):
         return draw(n, self.noise_dim, generator=generator, device=generator.device).to(self.device)
 
     def sample(self, n: int, generator: torch.Generator, labels: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """``n`` samples and their labels, which are uniform unless given, and None where not conditional."""
+        """``n`` samples and their labels, which are uniform unless given, and None if not conditional."""
         z = self.draw(n, generator)
         if not self.conditional:
             return self(z), None
@@ -64,7 +64,7 @@ class Generator(nn.Module):
         return self(z, labels), labels
 
     def about(self) -> dict[str, Any]:
-        """What a file of its weights says of it: all that is needed to build it again."""
+        """Its description in a file of weights: all that is needed to build it again."""
         made = {"generator": self.kind, "options": dict(self.options), "noise_dim": self.noise_dim}
         return {**made, "classes": self.classes, "shape": list(self.shape)}
 
@@ -119,7 +119,7 @@ class ConditionalGenerator(Generator):
 class DCGAN(Generator):
     """The generator of DaFKD's code, after Radford et al. 2016 (arXiv:1511.06434): transposed convolutions, no label.
 
-    From 1x1 to an eighth of the resolution, then three doublings; where a side is odd, its doubling gains one pixel.
+    From 1x1 to an eighth of the resolution, then three doublings; if a side is odd, its doubling adds one pixel.
     """
 
     conditional = False
@@ -147,7 +147,7 @@ class DCGAN(Generator):
 
 
 class MLPGenerator(Generator):
-    """The DaFKD paper's words taken literally (Wang et al. 2023): two embeddings, fully connected layers.
+    """The DaFKD paper's description taken literally (Wang et al. 2023): two embeddings, fully connected layers.
 
     >>> build_generator("mlp-conditional", classes=3, shape=(5,), seed=0).sample(2, torch.Generator())[0].shape
     torch.Size([2, 5])
@@ -241,7 +241,7 @@ def build_generator(
     **options: Any,
 ) -> Generator:
     """A generator of images of ``shape`` (channels, height, width) or vectors (width,), or of ``feature_dim`` features for
-    "features". There is nothing to convolve in vectors: "conditional" is "mlp-conditional" there.
+    "features". For vectors, which cannot be convolved, "conditional" means "mlp-conditional".
 
     With ``seed`` the initial weights depend on the seed alone.
     """
@@ -255,7 +255,7 @@ def build_generator(
     elif len(shape) == 1:
         cls = MLPGenerator if cls is ConditionalGenerator else cls
         if not cls.vectors:
-            raise FedstillError(f"generator '{kind}' makes images, and the inputs are vectors: take 'mlp-conditional'")
+            raise FedstillError(f"generator '{kind}' makes images, but the inputs are vectors: use 'mlp-conditional'")
     if noise_dim < 1:
         raise FedstillError(f"noise_dim = {noise_dim}: a generator needs at least one dimension of noise")
     valid = [key for key in inspect.signature(cls).parameters if key not in ("classes", "shape", "noise_dim")]

@@ -33,10 +33,10 @@ def norm_layer(norm: str, channels: int, groups: int = 2) -> nn.Module:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Images in the memory order in which a CPU convolves fastest; every layer behind them keeps it.
+    """Images in the memory order in which a CPU convolves fastest; every later layer keeps it.
 
     It saves up to a third of a training step, and weights keep their plain order. With one channel both orders are
-    the same bytes, and PyTorch takes them for the slower one unless the strides say otherwise: hence the detour.
+    the same bytes, and PyTorch assumes the slower one unless the strides say otherwise: hence the detour.
 
     >>> channels_last(torch.zeros(2, 1, 4, 4)).stride(), channels_last(torch.zeros(2, 3, 4, 4)).stride()
     ((16, 1, 4, 1), (48, 1, 12, 3))
@@ -69,7 +69,7 @@ def small_stem(stem: str, shape: tuple[int, ...]) -> bool:
 
 @contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Within it random numbers depend on ``seed`` alone; after it the global stream goes on as if nothing happened."""
+    """A context in which random numbers depend on ``seed`` alone; afterwards the global stream continues undisturbed."""
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)

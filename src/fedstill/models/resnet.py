@@ -23,7 +23,7 @@ Norm = Callable[[int], nn.Module]
 
 
 class Residual(nn.Module):
-    """A stack of convolutions plus its input, or a 1x1 projection of it where the shape changes (option B)."""
+    """A stack of convolutions plus its input, or a 1x1 projection of the input if the shape changes (option B)."""
 
     expansion = 1
 

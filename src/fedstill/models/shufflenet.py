@@ -20,7 +20,7 @@ Norm = Callable[[int], nn.Module]
 
 
 class ShuffleUnit(nn.Module):
-    """Half of the channels pass through, or are convolved where the stride is 2; then both halves are interleaved."""
+    """Half of the channels pass through, or are convolved if the stride is 2; then both halves are interleaved."""
 
     def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
         super().__init__()

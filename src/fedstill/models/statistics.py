@@ -1,4 +1,4 @@
-"""BatchNorm statistics: they are not weights, and averaging or distilling without thinking of them quietly ruins a model."""
+"""BatchNorm statistics. They are not weights: averaging or distilling without regard to them quietly ruins a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def buffer_names(network: nn.Module) -> set[str]:
 
 
 def recalibrate(network: Network, samples: Samples, batch_size: int = 256) -> Network:
-    """Estimate the running statistics anew, as plain averages over ``samples``; weights stay as they are."""
+    """Re-estimate the running statistics, as plain averages over ``samples``; the weights do not change."""
     layers = [module for module in network.modules() if isinstance(module, BatchNorm) and module.track_running_stats]
     if not layers:
         return network
@@ -56,7 +56,7 @@ def freeze_statistics(network: nn.Module) -> None:
 
 
 def without_dropout(network: nn.Module) -> None:
-    """Put every dropout layer in eval mode: it passes what it gets.
+    """Put every dropout layer in eval mode, in which it does nothing.
 
     >>> network = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(2)).train()
     >>> without_dropout(network)

@@ -29,7 +29,7 @@ __all__ = [
 
 
 def pool_tokens(hidden: Tensor, mask: Tensor, pool: str) -> Tensor:
-    """One vector a text from token vectors (n, length, d): the first, or the mean over tokens where ``mask`` is true.
+    """One vector per text from token vectors (n, length, d): the first, or the mean over tokens where ``mask`` is true.
 
     >>> hidden = torch.tensor([[[1.0], [3.0], [9.0]]])
     >>> pool_tokens(hidden, torch.tensor([[True, True, False]]), "mean").item()
@@ -104,7 +104,7 @@ def text_small(
 
 class Pretrained(Network):
     """A Hugging Face encoder. Ids are as :mod:`fedstill.data.text` makes them: 0 is padding, and masked; an encoder that pads
-    with another id gets the two exchanged again."""
+    with another id gets the two swapped back."""
 
     def __init__(self, encoder: Any, classes: int, padding: int, pool: str, unit: bool = False) -> None:
         super().__init__()
@@ -142,8 +142,8 @@ def encoder_folder(name: str) -> str:
 
 
 def pooling_of(folder: str) -> tuple[str, bool]:
-    """How an encoder was made to give one vector a text, and whether it has unit length: as its folder says, else the first
-    token's."""
+    """How an encoder pools a text into one vector, and whether the vector has unit length: as its folder says, else the first
+    token's vector."""
     place = Path(folder)
     try:
         modules = json.loads((place / "modules.json").read_text())

@@ -1,7 +1,7 @@
 """A network cut in two: a frozen trunk, and the top that is trained, sent and averaged.
 
-What is frozen is not a part of the top's state: it has no gradient, never travels, and its BatchNorm never moves. The top takes
-the trunk's outputs as inputs, so they can be computed once and kept; from raw samples it computes them itself.
+The trunk is not part of the top's state: it has no gradient, is never sent, and its BatchNorm never moves. The top takes the
+trunk's outputs as inputs, so they can be computed once and kept; given raw samples, it computes them itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LAST = re.compile(r"^last:([1-9]\d*)$")
 
 
 def is_cut(train: str) -> bool:
-    """Whether ``model.train`` freezes anything; a value that means nothing is refused.
+    """Whether ``model.train`` freezes anything; an invalid value is refused.
 
     >>> is_cut("all"), is_cut("head"), is_cut("last:2")
     (False, True, True)
@@ -51,7 +51,7 @@ def cut_of(network: Network, train: str) -> int:
 
 
 class Top(Network):
-    """The trained part of ``whole``, whose modules keep their names; the first ``cut`` pieces of the backbone are the trunk.
+    """The trained part of ``whole``. Its modules keep their names; the first ``cut`` pieces of the backbone are the trunk.
 
     >>> from fedstill.models import build
     >>> whole = build("resnet8", classes=3, shape=(3, 32, 32), seed=0)
@@ -86,7 +86,7 @@ class Top(Network):
 
     @cached_property
     def digest(self) -> str:
-        """The fingerprint of the trunk: its weights, where it is cut, and how it normalises its inputs. It never changes.
+        """A digest of the trunk: its weights, where it is cut, and how it normalises its inputs. It never changes.
 
         >>> from fedstill.models import build
         >>> networks = [build("mlp", classes=3, shape=(1, 2, 2), seed=s, head=h) for s, h in [(0, []), (0, [4]), (1, [])]]
@@ -97,12 +97,12 @@ class Top(Network):
         return digest(self.trunk_state, json.dumps([self.cut, self.whole.mean, self.whole.std]))
 
     def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of what the trunk makes of one sample of ``shape``."""
+        """The shape of the trunk's output for one sample of ``shape``."""
         images = len(shape) == 3
         return tuple(self.trunk(torch.zeros(1, *shape, dtype=torch.uint8 if images else torch.int64)).shape[1:])
 
     def trunk(self, x: Tensor) -> Tensor:
-        """The trunk's outputs of raw samples, a chunk at a time."""
+        """The trunk's outputs for raw samples, one chunk at a time."""
         return torch.cat(list(self._chunks(x)))
 
     def _chunks(self, x: Tensor) -> Iterator[Tensor]:
@@ -115,7 +115,7 @@ class Top(Network):
                 yield z
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Raw samples go through the trunk; its outputs, which are floats, pass as they are."""
+        """Pass raw samples through the trunk; the trunk's outputs, which are floats, are left unchanged."""
         return x if x.is_floating_point() else self.trunk(x)
 
     def backbone(self, x: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Top(Network):
         return self.whole.own_name(key)
 
     def to(self, *place: Any, **options: Any) -> Top:
-        """Moving the top takes the trunk along."""
+        """Move the top, and the trunk with it."""
         self.whole.to(*place, **options)
         return super().to(*place, **options)
 

@@ -16,7 +16,7 @@ __all__ = ["ARCHITECTURES", "VGG", "vgg9", "vgg16"]
 
 
 class VGG(Network):
-    """3x3 convolutions in stages that end in a halving, then two hidden layers of 512.
+    """3x3 convolutions in stages that each halve the resolution at the end, then two hidden layers of 512.
 
     Maps larger than ``side`` behind the stages are averaged down to it. ``dropout`` is (maps, hidden layers); the
     first acts once, on the maps behind the second stage.

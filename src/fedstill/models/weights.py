@@ -18,21 +18,21 @@ from .network import Network
 
 __all__ = ["load_weights"]
 
-# what the readers raise of files that are something else: text, pictures, archives
+# what the readers raise on files of another kind: text, pictures, archives
 UNREADABLE = (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, OSError, LookupError, TypeError, ValueError)
 
 
 def load_weights(network: Network, path: str | Path, *, whole: bool = False) -> None:
     """Copy the tensors of a safetensors or PyTorch file into ``network``.
 
-    The head may be of another size or absent, and then keeps its own start; so may the neck, if absent. Any other
-    difference is an error: a backbone that is loaded in part is worse than none. With ``whole`` nothing may be missing.
+    The head may be of another size or absent, and then keeps its initial weights; the neck may be absent too. Any other
+    difference is an error: a partly loaded backbone is worse than none. With ``whole`` nothing may be missing.
     """
     file, own = Path(path), network.state_dict()
     given = {network.own_name(key.removeprefix("module.")): value for key, value in _read(file).items()}
     if whole and given.get("head.weight") is not None and len(given["head.weight"]) != network.classes:
         outputs = len(given["head.weight"])
-        raise FedstillError(f"weights '{file}' are for {outputs} classes, and {network.classes} are needed")
+        raise FedstillError(f"weights '{file}' are for {outputs} classes, but {network.classes} are needed")
     if not whole and any(key.startswith("head.") and (key not in own or own[key].shape != given[key].shape) for key in given):
         given = {key: value for key, value in given.items() if not key.startswith("head.")}
     for key, value in given.items():

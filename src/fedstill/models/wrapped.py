@@ -32,7 +32,7 @@ class Wrapped(Network):
             raise FedstillError(f"model '{name}' does not end in a linear layer; make it a fedstill.models.Network instead")
         self.split, head = last.path, last.layer
         if head.out_features != classes:
-            raise FedstillError(f"model '{name}' has {head.out_features} outputs, and {classes} classes are needed")
+            raise FedstillError(f"model '{name}' has {head.out_features} outputs, but {classes} classes are needed")
         parent, _, place = self.split.rpartition(".")
         setattr(body.get_submodule(parent), place, nn.Identity())
         self.body = body
@@ -52,8 +52,8 @@ class Wrapped(Network):
 class Whole(Network):
     """Any module from inputs to logits, used as it is; its tensors keep their names, after ``body.``.
 
-    Its features are what goes into its last linear layer; a module that does not end in one can teach and learn all the same.
-    With ``shape`` it is tried on zeros, which tells how many classes it knows. ``whose`` is what errors call it.
+    Its features are the inputs of its last linear layer; a module that does not end in one can still teach and learn. With
+    ``shape`` it is run once on zeros, which tells the number of its classes. ``whose`` is its name in errors.
 
     >>> net = Whole(nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), "mine", (1, 2, 2))
     >>> x = torch.rand(2, 1, 2, 2)
@@ -66,18 +66,18 @@ class Whole(Network):
     def __init__(self, body: nn.Module, whose: str, shape: tuple[int, ...] | None = None, classes: int | None = None) -> None:
         super().__init__()
         self.body, self.whose = body, whose
-        self.training = body.training  # whoever asks for its answers puts it back into the mode it was found in
+        self.training = body.training  # predictions restore the mode that they found
         if shape is not None:
             self.classes = _outputs(_tried(body, _zeros(body, shape), whose, self.has_modes).said, whose)
             if classes is not None and classes != self.classes:
-                raise FedstillError(f"{whose} has {self.classes} outputs, and {classes} classes are named")
+                raise FedstillError(f"{whose} has {self.classes} outputs, but {classes} classes are named")
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.body(x)
         return logits
 
     def features(self, x: Tensor) -> Tensor:
-        """What goes into the last linear layer."""
+        """The inputs of the last linear layer."""
         if "head" not in self.__dict__:
             self._find_head(x[:2])
         seen: list[Tensor] = []
@@ -92,7 +92,7 @@ class Whole(Network):
         last = _tried(self.body, x, self.whose, self.has_modes).last
         if last is None:
             raise FedstillError(f"{self.whose} has no features to look at: it does not end in a linear layer")
-        # beside the modules, not among them: it is one of the body's already, and the names of tensors stay as they are
+        # not registered as a submodule: it is already one of the body's, and the names of tensors must not change
         self.__dict__["head"], self.feature_dim = last.layer, last.layer.in_features
 
 
@@ -104,14 +104,14 @@ class _Last(NamedTuple):
 
 
 class _Trial(NamedTuple):
-    """What a module said, and its last layer where that is linear."""
+    """A module's output, and its last layer if that is linear."""
 
     said: Any
     last: _Last | None
 
 
 def _tried(body: nn.Module, inputs: Tensor, whose: str, has_modes: bool = True) -> _Trial:
-    """The module run once, as for evaluation where it has that mode; it is left in the mode it was in."""
+    """Run the module once, in eval mode if it has one; it is left in the mode it was in."""
     outputs: list[tuple[_Last, Tensor]] = []
     hooks = [
         layer.register_forward_hook(lambda layer, _, out, path=path: outputs.append((_Last(path, layer), out)))
@@ -141,7 +141,7 @@ def _zeros(body: nn.Module, shape: tuple[int, ...]) -> Tensor:
 
 
 def _outputs(said: Any, whose: str) -> int:
-    """How many classes there are in what a module said of two inputs."""
+    """The number of classes in a module's output for two inputs."""
     if not isinstance(said, Tensor) or said.ndim != 2 or len(said) != 2:
         got = f"shape {tuple(said.shape)}" if isinstance(said, Tensor) else type(said).__name__
         raise FedstillError(f"{whose} returns {got} for two inputs; logits of shape (2, classes) are needed")
@@ -152,7 +152,7 @@ def adopted(name: str, make: Any) -> Architecture:
     """A user's own callable as an architecture (``module.path:callable``, or an entry point of ``fedstill.models``)."""
     if not callable(make):
         raise FedstillError(f"model '{name}': not callable")
-    summary = (make.__doc__ or "").strip().split("\n")[0] or "a network of one's own"
+    summary = (make.__doc__ or "").strip().split("\n")[0] or "a network of your own"
     return Architecture(partial(from_callable, make, name), summary, norms=(), smallest=1, foreign=True)
 
 

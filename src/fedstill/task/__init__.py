@@ -1,4 +1,4 @@
-"""What is to be learned, by whom and with which networks: built from a configuration, the same in every process."""
+"""The task: data, clients and networks, built from a configuration, the same in every process."""
 
 from fedstill.task.networks import Networks
 from fedstill.task.task import ClientInfo, Pool, Task, short_name

@@ -13,7 +13,7 @@ PLURAL = {"image": "images", "text": "text", "vector": "vectors"}
 
 
 def check_model(name: str, kind: str) -> None:
-    """Refuse a model of ours that is for other inputs than these; what somebody else's takes is not known here.
+    """Refuse a built-in model that is for other kinds of inputs; models from elsewhere are not checked here.
 
     >>> check_model("mlp", "text")
     Traceback (most recent call last):

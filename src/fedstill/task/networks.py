@@ -1,4 +1,4 @@
-"""The networks of a task: one an architecture and role in every process, whose weights are replaced in place."""
+"""The networks of a task: one per architecture and role in every process; weights are replaced in place."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SERVED = ("student", "sampled")  # roles that only the server has
 
 
 class Networks:
-    """Builds each architecture once. ``inputs`` gives the number of classes and one input's shape when they are first needed,
-    so that naming architectures loads no data.
+    """Builds each architecture once. ``inputs`` returns the number of classes and the shape of an input when they are first
+    needed, so that naming architectures loads no data.
 
     >>> networks = Networks(Config(data={"domains": []}), torch.device("cpu"), lambda: (3, (1, 4, 4)), lambda: ["mlp"])
     >>> networks.prototypes, networks.get("mlp").classes
@@ -54,14 +54,14 @@ class Networks:
         return self.config.model.student or self.prototypes[0]
 
     def served(self, prototype: str) -> str:
-        """The architecture of the server's own copy: of full precision where the clients' has 1-bit weights."""
+        """The architecture of the server's own copy: in full precision if the clients' has 1-bit weights."""
         return FULL_PRECISION.get(prototype, prototype)
 
     def get(self, prototype: str, role: str = "") -> Network:
-        """The process's one network of this architecture (one more for each ``role``), weights as last left.
+        """The process's only network of this architecture and ``role``, with the weights it last had.
 
-        The role ``student`` is the server's own copy: what is merged, distilled into and evaluated; ``sampled`` are models
-        that the server made of the clients'.
+        The role ``student`` is the server's own copy: the one that is merged, distilled into and evaluated; ``sampled`` is for
+        models that the server made from the clients'.
         """
         key = (prototype, role)
         if key not in self._networks:
@@ -90,20 +90,20 @@ class Networks:
         return clone(self._initial[key])
 
     def _tensors(self, prototype: str, role: str) -> State:
-        """The network's own tensors: they are changed in place, so they need to be looked up only once."""
+        """The network's own tensors. They are changed in place, so they are looked up only once."""
         key = (prototype, role)
         if key not in self._live:
             self._live[key] = self.get(prototype, role).state_dict()
         return self._live[key]
 
     def whole(self, prototype: str, state: Mapping[str, Tensor]) -> State:
-        """``state`` with the frozen tensors, where a part of the network is frozen: all of the network's own."""
+        """``state`` plus the frozen tensors, if a part of the network is frozen: all tensors of the network."""
         network = self.get(prototype, "student")
         return {**network.trunk_state, **state} if isinstance(network, Top) else dict(state)
 
     @cached_property
     def trunk(self) -> Top | None:
-        """The network whose frozen trunk all architectures share; None where they do not, or nothing is frozen."""
+        """The network whose frozen trunk all architectures share; None if they share none, or nothing is frozen."""
         if not is_cut(self.config.model.train):
             return None
         tops = [self.get(name) for name in dict.fromkeys([*self.prototypes, self.student])]

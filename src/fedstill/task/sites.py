@@ -1,8 +1,8 @@
-"""A federation of several machines: what a node tells of itself, its own task, and the server's task without clients' data.
+"""A federation of several machines: a node's description of itself, its own task, and the server's task without clients' data.
 
-Within one machine a :class:`~fedstill.task.task.Task` builds everything from the configuration. Between machines nobody has
-everything: a node has its own folder and what the server sends (:class:`NodeTask`), the server has its pool and what the nodes
-tell of themselves (:class:`RosterTask`). The algorithms see the same interface in all three.
+On one machine a :class:`~fedstill.task.task.Task` builds everything from the configuration. Across machines, a node has its own
+folder and what the server sends (:class:`NodeTask`), and the server has its pool and the nodes' descriptions
+(:class:`RosterTask`). The algorithms see the same interface in all three.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["NodeTask", "RosterTask", "Site"]
 
 @dataclass(frozen=True)
 class Site:
-    """What a node tells of itself: who it is, how much it has and what it looks like, nothing of the data itself.
+    """A node's description of itself: its name, the number and shape of its samples, its classes, but none of the data.
 
     >>> site = Site("site-a", "site-a", 120, ("cat", "dog"), (3, 32, 32))
     >>> Site.from_json(site.to_json()) == site
@@ -41,7 +41,7 @@ class Site:
     samples: int
     classes: tuple[str, ...]
     shape: tuple[int, ...]
-    prototype: str | None = None  # the node's own architecture, where it insists on one
+    prototype: str | None = None  # the node's own architecture, if it requires one
     own: bool = True  # its own data, or a share of the configured partition
     kind: str = "image"  # what its inputs are: image, text or vector
     columns: tuple[str, ...] = ()  # what the coordinates of its vectors are, where they come from a table
@@ -80,7 +80,7 @@ class NodeTask(Task):
         public: str | None = None,
     ):
         super().__init__(config)
-        self.public = public  # this node's copy of the server's pool, for systems in which clients speak about public data
+        self.public = public  # this node's copy of the server's pool, for systems whose clients predict on public data
         self.source, self.domain, self.name = source, domain, client
         self.agreed = tuple(classes)  # the federation's list, once there is one
         self.prototype = prototype
@@ -95,7 +95,7 @@ class NodeTask(Task):
 
     @cached_property
     def raw_domains(self) -> dict[str, Domain]:
-        """The node's own domain, its labels counted along the federation's classes."""
+        """The node's own domain, its labels as indices into the federation's classes."""
         own = self._all[self.domain]
         if own.train.y is None:
             raise FedstillError(f"'{self.source}' has no labels, so nothing can be learned from it")
@@ -112,19 +112,19 @@ class NodeTask(Task):
 
     @cached_property
     def server_domains(self) -> list[str]:
-        """The node's copy of public data, where it was given one; otherwise the pool is the server's alone."""
+        """The node's copy of the public data, if it has one; otherwise only the server has the pool."""
         return [PUBLIC] if self.public else []
 
     @cached_property
     def pool(self) -> Pool | None:
-        """The public data that this node shares with the server; the configuration's other pools are not here."""
+        """The public data that this node shares with the server; the node has none of the configuration's other pools."""
         if self.public is None:
             raise FedstillError("this system's clients need the public data too: --node-config 'public=\"/path\"'")
         return super().pool
 
     @property
     def target(self) -> None:
-        """None: the target is the server's."""
+        """None: only the server has the target."""
         return
 
     @cached_property
@@ -135,25 +135,25 @@ class NodeTask(Task):
 
     @property
     def test(self) -> Samples:
-        """The node's own test data, on which it judges what it is sent."""
+        """The node's own test data, on which it judges the models that it is sent."""
         return self.domains[self.domain].test
 
     def site(self) -> Site:
-        """What this node tells of itself."""
+        """This node's description of itself."""
         own = self.raw_domains[self.domain]
         shape, prototype = tuple(own.train.x.shape[1:]), self.prototype
         if own.standardised == "shared":
             raise FedstillError(
-                f"'{self.source}' holds numbers, and nodes share no means and variances: set data.standardise = 'local' or 'none'"
+                f"'{self.source}' holds numbers, but nodes share no means and variances: set data.standardise = 'local' or 'none'"
             )
         return Site(self.name, self.domain, len(own.train), own.classes, shape, prototype, True, kind_of(own), own.columns)
 
 
 class RosterTask(Task):
-    """The task as the server of such a federation knows it: clients from the nodes' answers, data only its own.
+    """The task as the server of such a federation knows it: clients from the nodes' descriptions, and only its own data.
 
-    ``data.domains`` names the labelled sets that the server itself can test on; where there are none, accuracy is what the
-    nodes measure on their own test data.
+    ``data.domains`` names the labelled sets that the server itself can test on; without any, accuracy is what the nodes
+    measure on their own test data.
     """
 
     measurable = False
@@ -166,11 +166,11 @@ class RosterTask(Task):
         self.sites = {site.client: site for site in sorted(sites, key=lambda site: site.client)}
         for site in self.sites.values():  # a name may also be an import path, which is never taken from another machine
             if site.prototype not in (None, config.model.name, *config.model.clients, *architectures()):
-                raise FedstillError(f"'{site.client}' has a model that is not known here: '{site.prototype}'")
+                raise FedstillError(f"'{site.client}' has a model that the server does not know: '{site.prototype}'")
         super().__init__(self._settled(config))
 
     def _settled(self, config: Config) -> Config:
-        """The configuration with one shape for all inputs, which every node is told."""
+        """The configuration with one shape for all inputs, which is sent to every node."""
         first = next(iter(self.sites.values()))
         for site in self.sites.values():
             if site.kind != first.kind:
@@ -226,12 +226,12 @@ class RosterTask(Task):
 
     @property
     def _rows(self) -> None:
-        """None: how a node's rows became inputs is its own affair."""
+        """None: the server does not know how a node's rows became inputs."""
         return
 
     @cached_property
     def clients(self) -> dict[str, ClientInfo]:
-        """The nodes, in the order of their names; those without an architecture of their own are dealt one."""
+        """The nodes, sorted by name; those without an architecture of their own are dealt one."""
         dealt = self.dealt
         return {
             site.client: ClientInfo(site.client, site.domain, site.prototype or dealt[turn % len(dealt)], np.arange(site.samples))
@@ -245,10 +245,10 @@ class RosterTask(Task):
         return Networks(self.config, self.device, self._inputs, held)
 
     def counts(self, client: str) -> None:
-        """None: how a node's labels are spread is its own affair."""
+        """None: the server does not know how a node's labels are distributed."""
         return
 
 
 def _served(task: Task) -> dict[str, Domain]:
-    """The domains that the configuration names for the server, as they are; none where it names none."""
+    """The domains that the configuration names for the server, unchanged; empty if it names none."""
     return task._loaded() if task._names else {}

@@ -1,6 +1,6 @@
-"""What is to be learned: domains, clients, models, test sets. Built from a configuration, the same in every process.
+"""The task: domains, clients, models, test sets. It is built from a configuration, the same in every process.
 
-Data is loaded when it is first asked for, so a client never touches the server's pool and a server never a client's data.
+Data is loaded when it is first needed, so a client never reads the server's pool, and a server never a client's data.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Pool:
 
 
 class Task:
-    """A configuration brought to life.
+    """The data, clients and networks of a configuration.
 
     >>> task = Task(Config(data={"domains": ["embedded:optdigits"]}, clients={"per_domain": 2}))
     >>> list(task.clients), task.shape
     (['optdigits-0', 'optdigits-1'], (1, 8, 8))
     """
 
-    measurable = True  # whether the clients' data is here, so that a step of their training can be tried out
+    measurable = True  # whether the clients' data is here, so that a step of their training can be timed
 
     def __init__(self, config: Config):
         self.config = config
@@ -77,16 +77,16 @@ class Task:
         try:
             self.device = torch.device(config.engine.device)
         except RuntimeError:
-            raise FedstillError(f"engine.device = '{config.engine.device}' is no device, such as cpu or cuda:0") from None
+            raise FedstillError(f"engine.device = '{config.engine.device}' is not a device; examples: cpu, cuda:0") from None
         self.progress: Callable[[str, int, int], None] = lambda what, done, of: None  # told while data is prepared
 
     @cached_property
     def networks(self) -> Networks:
-        """The networks of this task, one an architecture."""
+        """The networks of this task, one per architecture."""
         return Networks(self.config, self.device, self._inputs, lambda: self.dealt)
 
     def _inputs(self) -> tuple[int, tuple[int, ...]]:
-        """The number of classes and one input's shape, once the models are known to take such inputs."""
+        """The number of classes and the shape of an input; refuses models that do not take such inputs."""
         model = self.config.model
         for name in [*self.dealt, *([model.student] if model.student else [])]:
             check_model(model.variants[name].name if name in model.variants else name, self.kind)
@@ -108,7 +108,7 @@ class Task:
 
     @cached_property
     def domains(self) -> dict[str, Domain]:
-        """Every domain as the networks take it: as it is, or where a frozen trunk's outputs are kept, those."""
+        """Every domain as the networks take it: unchanged, or as the outputs of a frozen trunk if these are kept."""
         views = Views(self.client_domains, (self.config.model.views or 1) - 1, self.config.local.augment)
         return through_trunk(self.raw_domains, self.kept_trunk, self.progress, views)
 
@@ -144,7 +144,7 @@ class Task:
 
     @property
     def _reading(self) -> Reading:
-        """How the data is read; text becomes token ids in an encoder's own way, where one is named."""
+        """How the data is read; text becomes token ids by the encoder's own tokenizer if the model is an encoder."""
         data, model = self.config.data, self.config.model
         named = (*model.clients, model.name or "", model.student or "")
         encoder = next((name for name in named if is_encoder(name)), None)
@@ -167,7 +167,7 @@ class Task:
 
     @property
     def _first(self) -> Domain:
-        """The first client domain, whose classes and shape are those of all."""
+        """The first client domain; all domains have its classes and shape."""
         domains = self.raw_domains
         if not self.client_domains:
             raise FedstillError(f"data.target '{self.config.data.target}' is the only domain: none is left for the clients")
@@ -200,7 +200,7 @@ class Task:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """One input's shape as the networks take it: a sample's, or that of a frozen trunk's output where it is kept."""
+        """The shape of an input of the networks: a sample's, or that of a frozen trunk's output if these are kept."""
         trunk = self.kept_trunk
         return self.raw_shape if trunk is None else tuple(trunk.output_shape(self.raw_shape))
 
@@ -211,7 +211,7 @@ class Task:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How others' images, texts and rows become inputs like those that were learned from."""
+        """How new images, texts and rows become inputs like those in training."""
         data, kind = self._reading, self.kind
         text = (data.text or TextOptions()) if kind == "text" else None
         return Preprocessing(tuple(self.raw_shape), text, self._rows, data.range, data.label if kind == "vector" else None)
@@ -222,12 +222,12 @@ class Task:
 
     @cached_property
     def dealt(self) -> list[str]:
-        """The architectures dealt to the clients in turn: as named, or the usual one of the inputs' kind."""
+        """The architectures dealt to the clients in turn: those named, or the default for the kind of inputs."""
         return self.config.model.dealt(lambda: USUAL[self.kind])
 
     @property
     def complete(self) -> Config:
-        """The configuration with what was left to the data filled in, as it is written down."""
+        """The configuration with the values that depend on the data filled in, as it is saved."""
         model = self.config.model
         if model.name is not None or model.clients:
             return self.config
@@ -235,7 +235,7 @@ class Task:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know of the data, such as images that were left out."""
+        """Messages about the data for the user, such as images that were left out."""
         return [note for domain in self.raw_domains.values() for note in domain.notes]
 
     @cached_property
@@ -290,14 +290,14 @@ class Task:
         return frozenset(named | {ids[i] for i in drawn})
 
     def counts(self, client: str) -> list[int] | None:
-        """How many samples of each class a client holds; None where the server is not told."""
+        """How many samples of each class a client holds; None if the server does not know."""
         info = self.clients[client]
         labels = self.raw_domains[info.domain].train.y
         assert labels is not None
         return torch.bincount(labels[torch.from_numpy(info.indices)], minlength=len(self.classes)).tolist()
 
     def data_of(self, client: str) -> Samples:
-        """A client's training samples (with false labels where it is poisoned)."""
+        """A client's training samples (with false labels if it is poisoned)."""
         info = self.clients[client]
         samples = self.domains[info.domain].train.take(torch.from_numpy(info.indices))
         poison = self.config.data.poison
@@ -310,13 +310,13 @@ class Task:
         return samples
 
     def split_of(self, client: str, share: float) -> tuple[Samples, Samples]:
-        """A client's training samples in two: those it trains on, and a share that it holds out to judge models; the same in
-        every round."""
+        """A client's training samples, split into those it trains on and those it holds out to judge models; the split is the
+        same in every round."""
         return hold_out(self.data_of(client), share, numpy_stream(self.seed, "validation", client))
 
     @cached_property
     def pool(self) -> Pool | None:
-        """The server's unlabelled samples, or None where it has none."""
+        """The server's unlabelled samples, or None if it has none."""
         data = self.config.data
         parts: list[tuple[str, Samples]] = []
         for name in self.server_domains:
@@ -343,7 +343,7 @@ class Task:
 
     @cached_property
     def validation(self) -> Samples | None:
-        """Labelled samples on the server, for early stopping and warnings; None where data.validation is 0."""
+        """Labelled samples on the server, for early stopping and warnings; None if data.validation is 0."""
         if not self.config.data.validation:
             return None
         parts = [self.domains[n].train.take(torch.from_numpy(self._kept[n]["validation"])) for n in self.client_domains]
@@ -369,13 +369,13 @@ class Task:
 
 
 def kind_of(domain: Domain) -> str:
-    """What a domain's inputs are, by their type: bytes are images, whole numbers token ids, floats vectors."""
+    """The kind of a domain's inputs, by their type: bytes are images, whole numbers token ids, floats vectors."""
     x = domain.train.x
     return "image" if x.dtype == torch.uint8 else "vector" if x.is_floating_point() else "text"
 
 
 def short_name(source: str) -> str:
-    """The name a domain is called by: the last part of its source, without the ending of a file.
+    """A domain's short name: the last part of its source, without a file's extension.
 
     >>> short_name("embedded:mnist"), short_name("pacs/photo"), short_name("/data/site_a/"), short_name("wards/north.csv")
     ('mnist', 'photo', 'site_a', 'north')

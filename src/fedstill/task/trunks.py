@@ -1,4 +1,4 @@
-"""A frozen trunk's outputs, computed once: kept in files that every process maps, keyed by the trunk and the data."""
+"""A frozen trunk's outputs, computed once and kept in files that every process maps, keyed by the trunk and the data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Views:
 def through_trunk(
     domains: Mapping[str, Domain], top: Top | None, progress: Progress, views: Views | None = None
 ) -> dict[str, Domain]:
-    """The domains with the trunk's outputs in place of raw samples; as they are without a trunk."""
+    """The domains with the trunk's outputs in place of raw samples; unchanged without a trunk."""
     if top is None:
         return dict(domains)
     kept = trunk_outputs(top, progress)
@@ -61,13 +61,13 @@ def through_trunk(
 
 
 class Kept(Protocol):
-    """From samples, and what they are called, to a trunk's outputs with the same labels; of a view by its number and kind."""
+    """Maps samples, with their name, to a trunk's outputs with the same labels; a view is given by its number and kind."""
 
     def __call__(self, name: str, samples: Samples, view: tuple[int, Augment] | None = None) -> Samples: ...
 
 
 def trunk_outputs(top: Top, progress: Progress = lambda what, done, of: None) -> Kept:
-    """What a trunk makes of samples, computed once."""
+    """A trunk's outputs for samples, computed once."""
     trunk = fingerprint(*(tensor for _, tensor in sorted(top.trunk_state.items())))
     size = top.whole.input_shape  # where images are resized first, other sizes are other outputs
     about = json.dumps([trunk, top.cut, top.whole.mean, top.whole.std, *([size] if size is not None else [])])
@@ -96,7 +96,7 @@ def _outputs(top: Top, about: str, name: str, x: Tensor, progress: Progress, vie
     folder = cache_folder()
     tensors, facts = cached(key, folder, make, f"features-{name}")
     if fingerprint(tensors["x"]) != facts.get("check"):
-        warnings.warn(f"kept features of {name} were damaged and are computed anew", stacklevel=2)
+        warnings.warn(f"kept features of {name} were damaged and are computed again", stacklevel=2)
         forget(key, folder, f"features-{name}")
         tensors, _ = cached(key, folder, make, f"features-{name}")
     return tensors["x"]

@@ -1,4 +1,4 @@
-"""Index batches: shuffled, of whole epochs or so many steps, none smaller than batch statistics allow."""
+"""Shuffled index batches, for whole epochs or a number of steps, none too small for batch statistics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def batches(
 ) -> Iterator[Tensor]:
     """Shuffled index batches: whole epochs, or exactly ``steps`` batches over as many epochs as that takes.
 
-    A last batch of fewer than ``least`` samples is left out, and is no step.
+    A last batch of fewer than ``least`` samples is left out and does not count as a step.
 
     >>> [len(b) for b in batches(5, 2, torch.Generator().manual_seed(0))]
     [2, 2, 1]
@@ -43,12 +43,12 @@ def batches(
 
 
 def smallest_batch(network: nn.Module) -> int:
-    """How many samples a batch must have: two where batch statistics are needed, which one sample cannot give."""
+    """The fewest samples of a batch: two if the network needs batch statistics, which one sample cannot give."""
     return 2 if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules()) else 1
 
 
 def steps_an_epoch(samples: int, local: Local, network: nn.Module) -> int:
-    """The batches of one pass, without a last one that is too small or dropped.
+    """The number of batches of one pass, without a last one that is too small or dropped.
 
     >>> [steps_an_epoch(33, Local(batch_size=32), network) for network in (nn.Linear(1, 1), nn.BatchNorm1d(1))]
     [2, 1]

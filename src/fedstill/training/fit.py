@@ -39,7 +39,7 @@ Term = Callable[[Batch], Tensor]
 
 @dataclass(frozen=True)
 class Fit:
-    """What training did."""
+    """The outcome of training."""
 
     steps: int
     loss: float  # mean over the last epoch's steps
@@ -61,10 +61,9 @@ def fit(
 ) -> Fit:
     """Train ``network`` in place on ``data``: minimise ``base_loss(logits, y)`` plus the sum of ``terms``.
 
-    ``parameters`` says what is trained (all of the network by default); ``after`` is called when a step has been taken, for
-    an opponent's turn. A last batch of one sample is skipped where the network has
-    batch statistics, which one sample cannot give. Where a ``memory`` is given, be it empty, the optimiser goes on from it, and
-    what it remembers in the end (:func:`optimizer_state`) is in the result.
+    ``parameters`` are those trained (by default all of the network's); ``after`` is called after each step, for an opponent's
+    turn. A last batch of one sample is skipped if the network has batch statistics, which one sample cannot give. If a ``memory``
+    is given, even an empty one, the optimiser continues from it, and its final state (:func:`optimizer_state`) is in the result.
     """
     network.train()
     chosen = list(parameters) if parameters is not None else [p for p in network.parameters() if p.requires_grad]
@@ -119,7 +118,7 @@ def fit(
 
 
 def varied(network: Network, data: Samples, index: Tensor, local: Local, rng: torch.Generator) -> Tensor:
-    """The raw inputs at ``index``, augmented; where a frozen trunk's outputs are kept, drawn among those of augmented views."""
+    """The raw inputs at ``index``, augmented; if a frozen trunk's outputs are kept, drawn among those of augmented views."""
     if isinstance(network, Top) and data.x.is_floating_point():
         return data.viewed(index, rng)
     return augment(data.x[index], local.augment.flip, local.augment.crop, rng)

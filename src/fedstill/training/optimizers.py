@@ -1,4 +1,4 @@
-"""Optimisers by their options, and what they remember from one round to the next."""
+"""Optimisers by their options, and their state from one round to the next."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_optimizer(options: Optimizer, parameters: Parameters, lr: float | None 
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
-    """All that an optimiser remembers of these parameters (velocities, moments, step counts), as ``"what name"``."""
+    """An optimiser's state for these parameters (velocities, moments, step counts), as ``"what name"``."""
     return {
         f"{what} {name}": value.detach().clone()
         for name, parameter in named
@@ -60,7 +60,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str,
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]], memory: Mapping[str, Tensor]
 ) -> None:
-    """Let an optimiser go on from what :func:`optimizer_state` found.
+    """Let an optimiser continue from a state that :func:`optimizer_state` returned.
 
     >>> weight = nn.Parameter(torch.ones(1))
     >>> def step(memory):

@@ -75,7 +75,7 @@ class Local(Part):
     """The learning rate over the rounds."""
 
     backbone_rate: Annotated[float, Field(gt=0)] = 1.0
-    """Factor of the learning rate below the head (and a bottleneck or projection, which are new with it)."""
+    """Factor of the learning rate below the head. A bottleneck or projection, which is new like the head, has the full rate."""
 
     clip: Annotated[float, Field(gt=0)] | None = None
     """Largest norm of the gradient; not clipped if not set."""

@@ -1,7 +1,7 @@
 """Distillation: a student learns a table of targets.
 
-A student with BatchNorm in train mode would replace its statistics by the pool's, which ruins it where the pool is not from the
-clients' domains; so by default its statistics are frozen while it learns (``student_norm``, measured in docs/distillation.md).
+A student with BatchNorm in train mode would replace its statistics by the pool's, which ruins it if the pool is not from the
+clients' domains. So by default its statistics are frozen while it learns (``student_norm``, measured in docs/distillation.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Distilled", "distil", "mixed"]
 
 @dataclass(frozen=True)
 class Distilled:
-    """What distillation did: steps taken, mean loss of the first and the last tenth, validation accuracy before and after."""
+    """The outcome of distillation: steps, mean loss of the first and the last tenth, validation accuracy before and after."""
 
     steps: int
     first_loss: float
@@ -63,10 +63,10 @@ def distil(
 ) -> Distilled:
     """Train ``student`` in place towards the table's targets on ``samples``.
 
-    ``table`` is the fixed table of the round, or for fresh inputs a function that makes one for each batch: samples augmented
-    anew, or where ``inputs`` is given as many as it makes. With ``validation`` the best snapshot is the result and
-    training stops after ``patience`` steps without a better one. So many ``snapshots`` are kept on the way, evenly spread.
-    An ``optimizer`` of the caller's (over the student's parameters) keeps its state from one round to the next.
+    ``table`` is the fixed table of the round, or for fresh inputs a function that makes one for each batch; the inputs are
+    samples with new augmentation, or those that ``inputs`` makes. With ``validation`` the best snapshot is the result, and
+    training stops after ``patience`` steps without a better one. ``snapshots`` is the number of evenly spaced states to keep.
+    An ``optimizer`` passed by the caller (over the student's parameters) keeps its state from one round to the next.
     """
     device = next(student.parameters()).device
     parameters = [p for p in student.parameters() if p.requires_grad]
@@ -76,7 +76,7 @@ def distil(
     if len(samples) == 1 and options.student_norm != "frozen" and smallest_batch(student) > 1:
         raise FedstillError(
             f"one sample has no batch statistics: a student with BatchNorm and student_norm = '{options.student_norm}' "
-            "needs two at least, or student_norm = 'frozen'"
+            "needs at least two; or set student_norm = 'frozen'"
         )
     lone = len(samples) % size == 1 and size > 1 and options.student_norm != "frozen"  # one sample has no batch statistics
     epoch = len(samples) // size if lone else -(-len(samples) // size)
@@ -162,7 +162,7 @@ def distil(
 
 
 def mixed(x: Tensor, targets: Tensor, alpha: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Mixup: every sample with a random partner, ``lam x + (1 - lam) x'``, the same of the targets, ``lam ~ Beta(alpha, alpha)``.
+    """Mixup: each sample and its target mixed with a random partner's, ``lam x + (1 - lam) x'`` with ``lam ~ Beta(alpha, alpha)``.
 
     >>> x, targets = mixed(torch.tensor([[0.0], [1.0]]), torch.eye(2), 2.0, torch.Generator().manual_seed(4))
     >>> torch.allclose(x[:, 0], targets[:, 1])

@@ -1,4 +1,4 @@
-"""Divergences between what the teachers and the student say."""
+"""Divergences between the predictions of teachers and student."""
 
 from __future__ import annotations
 

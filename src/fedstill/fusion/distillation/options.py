@@ -14,13 +14,13 @@ __all__ = ["Averaging", "Distillation"]
 
 
 class Averaging(Part):
-    """Stochastic weight averaging of the student: the mean of its weights along the way."""
+    """Stochastic weight averaging (SWA) of the student: the mean of its weights over training."""
 
     start: Annotated[int, Field(ge=0)] = 0
-    """First step whose weights may count, a third of all steps at the latest (FedBE: 500 of 1,580)."""
+    """First step whose weights are averaged, at the latest after a third of all steps (FedBE: 500 of 1,580)."""
 
     every: Positive | Literal["epoch"] = 25
-    """Steps between weights that count; ``epoch`` takes them after every pass over the samples."""
+    """Steps between averaged weights; ``epoch`` averages those after every pass over the samples."""
 
 
 class Distillation(Part):
@@ -48,7 +48,7 @@ class Distillation(Part):
     """Steps in a round."""
 
     epochs: Annotated[int, Field(ge=0)] | None = None
-    """Passes over the samples in a round, instead of ``steps``; 0 means ``steps`` after all."""
+    """Passes over the samples in a round, instead of ``steps``; with 0, ``steps`` applies."""
 
     batch_size: Positive = 128
     """Samples in a batch."""
@@ -71,10 +71,10 @@ class Distillation(Part):
 
     student_norm: Literal["train", "frozen", "recalibrate"] = "frozen"
     """BatchNorm while distilling. ``frozen``: keep the running statistics of the start. ``train``: normalise by batches, and let
-    the running statistics follow. ``recalibrate``: as ``train``, and estimate them anew in the end."""
+    the running statistics follow. ``recalibrate``: as ``train``, and re-estimate them at the end."""
 
     keep_if_worse: Literal["student", "merged"] = "student"
-    """The model that is kept if distillation lowered the validation accuracy; ``merged`` is the one that it started from."""
+    """The model that is kept if distillation lowers the validation accuracy; ``merged`` is the one that it started from."""
 
     fresh: bool = False
     """Ask the teachers about new inputs, augmented or generated, in every step instead of once a round about a fixed set: exact,
@@ -90,7 +90,7 @@ class Distillation(Part):
     """Mix inputs and targets in pairs, in a proportion drawn from Beta(mixup, mixup) for each batch."""
 
     def under(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """As for every table; ``steps`` alone overrides a default in ``epochs``.
+        """Like every table; ``steps`` alone overrides a default in ``epochs``.
 
         >>> Distillation.model_validate(Distillation(epochs=20).under({"steps": 200})).epochs
         0

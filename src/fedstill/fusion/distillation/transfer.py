@@ -1,4 +1,4 @@
-"""The transfer of a round: teachers speak about the samples, every student learns, and the history learns what it did."""
+"""The transfer of a round: teachers predict on the samples, every student learns, and the history records the outcome."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def transfer(
     hold: float = 0.0,
     snapshots: int = 0,
 ) -> tuple[dict[str, State], tuple[Samples, Tensor] | None]:
-    """Distil the teachers into every model of ``models`` (the students' starts). Returns the students' weights, and a share
-    ``hold`` of the samples that they did not learn from with the ensemble's targets for them.
+    """Distil the teachers into every model of ``models`` (the students' starts). Returns the students' weights, and the share
+    ``hold`` of the samples that they did not learn from, with the ensemble's targets.
 
-    ``view`` is the part of a network that takes ``samples``: all of it, or where they are features only its head. ``inputs``
-    makes new ones for each step, where ``options.fresh`` asks for that.
+    ``view`` is the part of a network that takes ``samples``: all of it, or only its head if they are features. ``inputs``
+    makes new ones for each step if ``options.fresh`` is set.
 
-    Notes in the round: the merged models' and the ensemble's accuracy, mean teacher weights, losses, and a warning where
-    validation data says that distillation hurt.
+    Notes in the round: the merged models' and the ensemble's accuracy, mean teacher weights, losses, and a warning if
+    validation data shows that distillation hurt.
     """
     table_of = partial(
         ensemble_table,
@@ -98,14 +98,14 @@ class Heard:
     total: Tensor | None = None
 
     def of(self, table: Table) -> Table:
-        """The same table, whose weights now count."""
+        """The same table, after its weights are added to the means."""
         weights = table.weights.sum(0)
         self.total = weights if self.total is None else self.total + weights
         self.samples += len(table.weights)
         return table
 
     def means(self) -> dict[str, float]:
-        """By teacher's name."""
+        """The mean weights by the teachers' names."""
         assert self.total is not None
         return {name: float(f"{value / self.samples:.5g}") for name, value in zip(self.names, self.total.tolist(), strict=True)}
 
@@ -162,7 +162,7 @@ def learn(
 
 
 def _named_like(student: State, taken: State) -> State:
-    """A snapshot with the student's names: that of a head alone is completed by the rest, which did not move.
+    """A snapshot with the student's names: one of a head alone is completed by the rest, which did not change.
 
     >>> _named_like({"body": torch.ones(1), "head.w": torch.ones(1)}, {"head.w": torch.zeros(1)})
     {'body': tensor([1.]), 'head.w': tensor([0.])}
@@ -222,7 +222,7 @@ def note_merged(task: Task, models: Mapping[str, State], round: Round) -> bool:
 
 
 def note_personal(task: Task, replies: Sequence[Reply], round: Round) -> None:
-    """Note how well each client's own model does on its own domain's test set, where the server has one."""
+    """Note the accuracy of each client's own model on its own domain's test set, if the server has one."""
     evaluation = task.config.evaluation
     replies = [reply for reply in replies if reply.domain in task.domains]
     if not replies or not evaluation.due(round.number, round.total):
@@ -238,7 +238,7 @@ def note_personal(task: Task, replies: Sequence[Reply], round: Round) -> None:
 
 
 def note_weights(task: Task, teachers: Sequence[Teacher], table: Table, samples: Samples, round: Round) -> None:
-    """Note each teacher's mean weight, and where the samples are the server's pool also by the domain they come from."""
+    """Note each teacher's mean weight; if the samples are the server's pool, also by the domain they come from."""
     names = [teacher.name for teacher in teachers]
 
     def means(weights: Tensor) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What a client sends besides weights: the contract, and the common set, one report a file."""
+"""What a client sends besides weights: the contract, and the built-in reports, one per file."""
 
 from fedstill.local.reports.contract import REPORTS, Report, after_training, make_report, report
 

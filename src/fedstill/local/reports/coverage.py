@@ -1,8 +1,8 @@
 """How well drawn features cover a site's own: Naeem, Oh, Uh, Choi and Yoo, Reliable Fidelity and Diversity Metrics for Generative
 Models, ICML 2020.
 
-A classifier that tells the two apart would not do: Gaussians have the means of what they describe, so that a linear one sees no
-difference, and the nearest neighbour of anything may be a drawn feature where these are all alike.
+A classifier that tells the two apart would not do: Gaussians have the means of the features they describe, so a linear classifier
+sees no difference; and if all drawn features are similar, the nearest neighbour of any feature may be a drawn one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 __all__ = ["MOST", "NEIGHBOURS", "coverage", "covered"]
 
 NEIGHBOURS = 5  # as the paper advises: features drawn from the site itself would cover 1 - 2^-5 of its own, 97 %
-MOST = 500  # of a site's features that are looked at: a share within two points
+MOST = 500  # of a site's features that are compared: the share is then exact within two points
 
 
 def coverage(own: Tensor, drawn: Tensor, neighbours: int = NEIGHBOURS) -> float:
@@ -32,6 +32,6 @@ def coverage(own: Tensor, drawn: Tensor, neighbours: int = NEIGHBOURS) -> float:
 
 
 def covered(own: Tensor, drawn: Tensor, rng: torch.Generator) -> float:
-    """:func:`coverage` of a few of ``own``, drawn by ``rng``, by as many of ``drawn``, which have no order."""
+    """:func:`coverage` of a random part of ``own``, chosen by ``rng``, by as many of ``drawn``, which are in random order."""
     few = torch.randperm(len(own), generator=rng)[:MOST]
     return coverage(own[few].float(), drawn[: len(few)].float())

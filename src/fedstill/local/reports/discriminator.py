@@ -1,7 +1,7 @@
-"""A discriminator without a generator: one linear layer on a site's own network that says how much a sample is like the site's.
+"""A discriminator without a generator: a linear layer on a site's network that tells how similar a sample is to the site's data.
 
-DaFKD's discriminator (Eq. 2) learns against a generator that all clients train together. A site that hands over a file has none,
-nor has a client of FedDF; theirs learns against images that are not the site's: public ones, or distortions of its own.
+DaFKD's discriminator (Eq. 2) learns against a generator that all clients train together. A site that hands over a file has no
+generator, nor has a client of FedDF. Their discriminators learn against other images: public ones, or distortions of their own.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ DECAY = 1e-3  # keeps the layer finite where the two kinds of images can be told
 
 
 def distorted(samples: Samples, rng: torch.Generator) -> Samples:
-    """Each image in one of four ways: its quarters swapped, inverted, turned by a right angle and blended with noise, or noise.
-    Vectors likewise: each number from another sample, mirrored at the mean, blended with noise, or noise.
+    """Distort each image in one of four ways: swap its quarters, invert it, rotate it by a right angle and blend it with noise,
+    or replace it by noise. Vectors likewise: shuffle each coordinate, mirror at the mean, blend with noise, or replace by noise.
 
     >>> x = torch.arange(16, dtype=torch.uint8).reshape(1, 1, 4, 4)
     >>> distorted(Samples(x), torch.Generator().manual_seed(0)).x.shape
@@ -58,8 +58,8 @@ def _distorted_vectors(x: Tensor, rng: torch.Generator) -> Tensor:
 def discriminator_for(network: Network, own: Samples, others: Samples) -> State:
     """The layer ``head`` that minimises Eq. 2 on the network's features of the site's images and of others.
 
-    Both kinds count alike, however many there are of each. The features are standardised while it learns, and the layer that is
-    handed over takes them as they are.
+    Both kinds count equally, however many there are of each. The features are standardised while it learns; the resulting layer
+    takes them unstandardised.
     """
     real, false = (apply(network.features, network, samples).double() for samples in (own, others))
     both = torch.cat([real, false])
@@ -88,5 +88,5 @@ def discriminator_for(network: Network, own: Samples, others: Samples) -> State:
 def reported_discriminator(message: Message, client: Client, options: Mapping[str, Any]) -> State:
     """A discriminator on the network just trained, against distortions of the client's own inputs."""
     if not (client.data.x.dtype == torch.uint8 or client.data.x.is_floating_point()):
-        raise FedstillError("a discriminator learns against distorted inputs, and texts cannot be distorted")
+        raise FedstillError("a discriminator learns against distorted inputs, but texts cannot be distorted")
     return discriminator_for(client.network, client.data, distorted(client.data, client.rng("discriminator")))

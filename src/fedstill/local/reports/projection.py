@@ -45,7 +45,7 @@ class Projection(Part):
     """Regularisation of the projection matrix. The paper gives no value; docs/fedd3a.md has the measurement."""
 
     relative: bool = True
-    """Multiply ``alpha`` by the mean squared norm of the features, so that it means the same for every backbone."""
+    """Multiply ``alpha`` by the mean squared norm of the features, so that it has the same effect for every backbone."""
 
     method: Literal["closed", "iterative"] = "closed"
     """One factorisation, or Eq. 5 step by step; the matrix is the same."""
@@ -54,10 +54,10 @@ class Projection(Part):
     """Use I - P^ as printed instead of I - alpha P^, which is what the definition implies (docs/fedd3a.md)."""
 
     batch_size: Positive = 32
-    """Samples in each mean feature of Eq. 5; 1 uses every sample's own."""
+    """Samples in each mean feature of Eq. 5; 1 uses every sample's own feature."""
 
     sample: Positive | None = None
-    """Extract features of at most this many of the client's samples, drawn anew each round."""
+    """Extract features of at most this many of the client's samples, drawn again each round."""
 
     rank: Literal["full"] | Annotated[int, Field(gt=0, strict=True)] | Annotated[float, Field(gt=0, le=1)] = "full"
     """What is sent of the matrix: all of it, this many eigenvectors (an integer), or as many as keep this share of the trace (a
@@ -82,7 +82,7 @@ def batch_means(features: Tensor, batch_size: int) -> Tensor:
 
 
 def scaled_alpha(features: Tensor, alpha: float, relative: bool = True) -> float:
-    """``alpha``, or ``alpha`` times the mean squared norm of the features, so that it means the same for every backbone.
+    """``alpha``, or ``alpha`` times the mean squared norm of the features, so that it has the same effect for every backbone.
 
     >>> scaled_alpha(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), 0.1)
     1.25
@@ -182,7 +182,7 @@ def project(z: Tensor, sent: Mapping[str, Tensor]) -> Tensor:
 
 
 def fault(sent: Mapping[str, Tensor], width: int) -> str | None:
-    """Why what was sent is no projection of features of this width, or None.
+    """Why what was sent is not a projection for features of this width, or None.
 
     >>> fault({"matrix": torch.zeros(3, 3)}, 4)
     "wrong shape: 'projection/matrix' is (3, 3), expected (4, 4)"
@@ -202,7 +202,7 @@ def fault(sent: Mapping[str, Tensor], width: int) -> str | None:
 
 
 def subspace(features: Tensor, options: Projection) -> State:
-    """Features (n, d) in any order to what is sent: batch means, Eq. 5 and compression, in float64, sent as float32."""
+    """What is sent for features (n, d) in any order: batch means, Eq. 5 and compression, in float64, sent as float32."""
     z = features.double()
     alpha = scaled_alpha(z, options.alpha, options.relative)
     p = projection_matrix(batch_means(z, options.batch_size), alpha, method=options.method, literal=options.literal)

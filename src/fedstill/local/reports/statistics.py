@@ -1,9 +1,9 @@
-"""What a site's features look like, in a few numbers: for every class a count, a mean and a covariance, to draw others from.
+"""Statistics of a site's features: for every class a count, a mean and a covariance, from which virtual features are drawn.
 
-Features drawn from class-wise Gaussians were used to calibrate classifiers by Luo et al. (CCVR, NeurIPS 2021); here they are what
-teachers speak about (:mod:`fedstill.algorithms.fedvirtual`). A covariance is kept as a diagonal, or as a few directions plus the
-variances that these leave over. Classes with too few samples are described together or left out, so that no covariance of a
-handful of images leaves a site.
+Luo et al. (CCVR, NeurIPS 2021) calibrate classifiers on features drawn from class-wise Gaussians; here teachers also predict on
+them (:mod:`fedstill.algorithms.fedvirtual`). A covariance is kept as a diagonal, or as a few directions plus the remaining
+variances. Classes with too few samples are described together or left out, so that no covariance of a handful of images leaves a
+site.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ class Statistics(Part):
     """How a site's features are described."""
 
     per_class: bool = True
-    """Whether each class is described on its own; otherwise all samples are, and what is drawn has no label."""
+    """Whether each class is described on its own. Otherwise all samples are described together, and drawn features have no
+    label."""
 
     covariance: Literal["diagonal", "low-rank", "full"] = "low-rank"
-    """What is kept of the covariance: the variances, ``rank`` directions and the variances they leave over, or all directions."""
+    """What is kept of the covariance: the variances, ``rank`` directions and the remaining variances, or all directions."""
 
     rank: Positive = 16
     """Directions of a low-rank covariance."""
@@ -56,14 +57,15 @@ class Statistics(Part):
     """A class with fewer samples is not described on its own."""
 
     components: Positive = 1
-    """Gaussians of a class: its samples are divided among so many by k-means, fewer where one would have fewer than
+    """Gaussians per class: k-means divides its samples into this many clusters, or fewer if a cluster would have fewer than
     ``min_samples``."""
 
     rare: Literal["pool", "leave"] = "pool"
-    """What happens to such classes: they are described together, without a label, if they have enough samples, or left out."""
+    """What happens to classes with fewer than ``min_samples``. ``pool``: they are described together, without a label, if they
+    have enough samples together. ``leave``: they are left out."""
 
     coverage: bool = True
-    """Whether the site also says how much of its features what is drawn covers: one number, for the page."""
+    """Whether the site also reports the share of its features that drawn ones cover: one number, for the report's page."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def described(features: Tensor, labels: Tensor | None, options: Statistics) -> G
 
 
 def divided(features: Tensor, options: Statistics) -> list[Tensor]:
-    """The features in as many clusters as there are to be ``components``, or fewer, none smaller than ``min_samples``.
+    """The features in ``components`` clusters, or fewer, none smaller than ``min_samples``.
 
     >>> two = torch.tensor([[0.0], [0.5], [5.0], [5.5], [6.0]])
     >>> [part.flatten().tolist() for part in divided(two, Statistics(components=3, min_samples=2))]
@@ -165,8 +167,8 @@ def divided(features: Tensor, options: Statistics) -> list[Tensor]:
 
 
 def _clusters(features: Tensor, count: int, steps: int = 10) -> Tensor:
-    """The cluster of each sample by k-means; the first centre is the sample farthest from the mean, each further one the
-    sample farthest from those before: nothing is drawn."""
+    """The cluster of each sample by k-means. The first centre is the sample farthest from the mean, each further one the sample
+    farthest from the earlier centres: nothing is random."""
     chosen = [int((features - features.mean(0)).square().sum(1).argmax())]
     while len(chosen) < count:
         chosen.append(int(torch.cdist(features, features[chosen]).amin(1).argmax()))
@@ -179,7 +181,7 @@ def _clusters(features: Tensor, count: int, steps: int = 10) -> Tensor:
 
 
 def features_of(network: Network, samples: Samples) -> Tensor:
-    """What is described: a frozen trunk's outputs, or where nothing is frozen the features before the head."""
+    """The features to describe: a frozen trunk's outputs, or the features before the head if nothing is frozen."""
     if isinstance(network, Top):
         return network.normalise(samples.x).flatten(1).cpu()
     return apply(network.features, network, samples).cpu()
@@ -194,8 +196,8 @@ def reported_statistics(message: Message, client: Client, options: Mapping[str, 
 
 
 def site_statistics(network: Network, samples: Samples, options: Statistics, rng: torch.Generator | None = None) -> State:
-    """What a site tells of its features: the Gaussians, on a frozen trunk which trunk they are of, and with ``rng`` how well
-    draws cover the features, where that is wanted."""
+    """A site's report on its features: the Gaussians, the digest of a frozen trunk, and, with ``rng`` and if wanted, how well
+    draws cover the features."""
     features = features_of(network, samples)
     found = described(features, samples.y, options)
     state = found.state()
@@ -214,8 +216,8 @@ def _mark(digest: str) -> Tensor:
 def statistics_fault(
     part: Mapping[str, Tensor], width: int, classes: int, samples: int | None, trunk: str | None = None
 ) -> str | None:
-    """Why a client's statistics cannot be used, or None: another trunk than the one of this digest, shapes, signs, absurd counts
-    (where it is known how many ``samples`` there are).
+    """Why a client's statistics cannot be used, or None: a trunk with another digest, wrong shapes or signs, impossible counts
+    (if the number of ``samples`` is known).
 
     >>> good = described(torch.rand(20, 3), torch.arange(20) % 2, Statistics()).state()
     >>> statistics_fault(good, 3, 2, 20), statistics_fault(good, 4, 2, 20)
@@ -245,15 +247,15 @@ def statistics_fault(
     if bool((given.counts <= 0).any()) or total > (samples if samples is not None else 2**53):
         return f"its statistics count {total} samples, and it has {'fewer' if samples is None else samples}"
     if bool((given.labels < -1).any()) or bool((given.labels >= classes).any()):
-        return "its statistics name classes that there are not"
+        return "its statistics name classes that do not exist"
     told = part.get("coverage", torch.tensor(0.0))
     if told.numel() != 1 or not 0 <= float(told) <= 1:
-        return "its statistics say a coverage that is no share"
+        return "its statistics give a coverage outside of 0 to 1"
     return None
 
 
 def statistics_width(task: Task, client: str) -> int:
-    """The numbers that describe one of a client's samples: a frozen trunk's outputs, or the features before the head."""
+    """The width of the features that are described: a frozen trunk's outputs, or the features before the head."""
     network = task.networks.get(task.clients[client].prototype)
     return math.prod(network.output_shape(task.raw_shape)) if isinstance(network, Top) else network.feature_dim
 
