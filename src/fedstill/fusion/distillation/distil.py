@@ -162,7 +162,7 @@ def distil(
 
 
 def mixed(x: Tensor, targets: Tensor, alpha: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Mixup: each sample and its target mixed with a random partner's, ``lam x + (1 - lam) x'`` with ``lam ~ Beta(alpha, alpha)``.
+    """Mixup: each sample and its target mixed with a partner's, ``lam x + (1 - lam) x'`` with ``lam ~ Beta(alpha, alpha)``.
 
     >>> x, targets = mixed(torch.tensor([[0.0], [1.0]]), torch.eye(2), 2.0, torch.Generator().manual_seed(4))
     >>> torch.allclose(x[:, 0], targets[:, 1])
