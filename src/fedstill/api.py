@@ -13,6 +13,7 @@ from fedstill.report.runs import Run, load_runs
 from fedstill.report.tables import markdown, summarise, with_ensembles
 from fedstill.run.compare import Planned, plan, run_planned
 from fedstill.run.listener import Listener
+from fedstill.run.pulse import alive
 
 __all__ = ["compare"]
 
@@ -33,15 +34,18 @@ def compare(
     runs in ``out`` are kept and interrupted ones resumed; so the same call can be made again.
 
     What ``[algorithm]`` says of training (``distillation``, ``source.size``, ...) and what ``settings`` say reaches every system
-    that has the option; ``say`` is called with what does not apply to a system, a line each, before the first run.
+    that has the option; ``say`` is called with what does not apply to a system, a line each, before the first run, and with a
+    sign of life where the work between runs takes long.
     """
     folder = Path(out)
-    plans = plan(what, algorithms, seeds, folder, as_assignments(settings))
+    with alive(say, lambda: "checking the configurations"):
+        plans = plan(what, algorithms, seeds, folder, as_assignments(settings))
     for note in dict.fromkeys(one.note for one in plans if one.note):
         say(note)
     run_planned(plans, listener)
-    runs = load_runs([one.folder for one in plans])
-    atomic_write(folder / "table.md", markdown(with_ensembles(summarise(runs))))
-    atomic_write(folder / "summary.json", to_json([run.summary for run in runs]) + "\n")
-    build_page([run.folder for run in runs], folder / "report.html")
+    with alive(say, lambda: "writing the table and the page"):
+        runs = load_runs([one.folder for one in plans])
+        atomic_write(folder / "table.md", markdown(with_ensembles(summarise(runs))))
+        atomic_write(folder / "summary.json", to_json([run.summary for run in runs]) + "\n")
+        build_page([run.folder for run in runs], folder / "report.html")
     return runs

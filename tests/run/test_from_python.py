@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import fedstill
+from fedstill import api
+from fedstill.cli import progress as bars
 from fedstill.core import console as consoles
 from fedstill.run import effort, show
 from fedstill.run.listener import Listener
@@ -157,6 +159,44 @@ def test_a_line_comes_when_nothing_happens_for_a_while(lines, monkeypatch):
             shown.progress("train", 1, 4)
     finally:
         shown.closed()
+    before = lines.getvalue()
+    time.sleep(0.15)
+    assert lines.getvalue() == before
+
+
+def heard(said, wanted):
+    deadline = time.monotonic() + 20
+    while wanted not in said() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return wanted in said()
+
+
+def test_a_line_comes_while_a_comparison_is_planned_and_its_page_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedstill.run.pulse.QUIET", 0.05)
+    said = []
+    real_plan, real_page = api.plan, api.build_page
+
+    def plan(*given):
+        assert heard(lambda: "\n".join(said), "checking the configurations, 1 s so far")
+        return real_plan(*given)
+
+    def page(*given):
+        assert heard(lambda: "\n".join(said), "writing the table and the page, 1 s so far")
+        return real_page(*given)
+
+    monkeypatch.setattr(api, "plan", plan)
+    monkeypatch.setattr(api, "build_page", page)
+    fedstill.compare(tiny_tree(rounds=1), ["fedavg"], seeds=[0], out=tmp_path, say=said.append)
+
+
+def test_a_line_comes_while_bundles_are_fused(lines, monkeypatch):
+    for place in (consoles, bars):
+        monkeypatch.setattr(place, "console", show.console)
+    monkeypatch.setattr("fedstill.run.pulse.QUIET", 0.05)
+    with bars.progress() as told:
+        assert heard(lines.getvalue, "reading, 1 s so far")
+        told("student", 1, 100)
+        assert heard(lines.getvalue, "student 1/100, 1 s so far")
     before = lines.getvalue()
     time.sleep(0.15)
     assert lines.getvalue() == before

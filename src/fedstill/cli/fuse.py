@@ -112,7 +112,7 @@ def fuse(
             seed=seed,
             progress=told,
         )
-    fused.save(out, onnx=onnx)
+        fused.save(out, onnx=onnx)
     _say(fused)
     console.print(f"written to {out}", soft_wrap=True)
 

@@ -7,24 +7,30 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fedstill.core.console import console
+from fedstill.core.console import console, remark
+from fedstill.run.pulse import alive
 
 __all__ = ["progress"]
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on a terminal, a line a quarter elsewhere."""
+    """Bars on a terminal; elsewhere a line a quarter, and one when nothing was said for a while."""
     if not console.is_terminal:
         said: dict[str, int] = {}
+        step = "reading"
 
         def line(what: str, done: int, of: int) -> None:
+            nonlocal step
+            step = f"{what} {done}/{of}"
             quarter = 4 * done // max(1, of)
             if quarter > said.get(what, 0):
                 said[what] = quarter
-                console.print(f"{what} {done}/{of}")
+                console.print(step)
+                pulse.touch()
 
-        yield line
+        with alive(remark, lambda: step) as pulse:
+            yield line
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fedstill.core.console import duration
+
 __all__ = ["QUIET", "Pulse", "alive"]
 
 QUIET = 30.0  # seconds
@@ -54,12 +56,12 @@ class Pulse:
 
 
 @contextmanager
-def alive(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """Say every while that ``what`` goes on, and for how long it has."""
+def alive(say: Callable[[str], None], what: Callable[[], str]) -> Iterator[Pulse]:
+    """Say every while what is being done, and for how long; the pulse is for those who say something themselves."""
     clock = time.monotonic()
-    pulse = Pulse(lambda: say(f"{what}: {time.monotonic() - clock:.0f} s"))
+    pulse = Pulse(lambda: say(f"{what()}, {duration(time.monotonic() - clock)} so far"))
     pulse.start()
     try:
-        yield
+        yield pulse
     finally:
         pulse.stop()
