@@ -277,11 +277,16 @@ def test_the_commands(result, tmp_path):
     lines = (tmp_path / "said.csv").read_text().splitlines()
     assert lines[0].startswith("input,class,probability,0,1")
     assert len(lines) == 2
-    said = ask("evaluate", result.folder, "embedded:optdigits#test", "--out", tmp_path / "figures.json")
+    written = ("--out", tmp_path / "figures.json", "--page", tmp_path / "figures.html")
+    said = ask("evaluate", result.folder, "embedded:optdigits#test", *written)
     figures = json.loads((tmp_path / "figures.json").read_text())["embedded:optdigits#test"]
     assert f"accuracy {100 * figures['accuracy']:.1f} %" in said.output
     assert "recall %" in said.output
     assert sum(map(sum, figures["confusion"]["matrix"])) == figures["samples"] == 359
+    page = (tmp_path / "figures.html").read_text()
+    assert f"embedded:optdigits#test: {100 * figures['accuracy']:.1f} % of 359 samples" in page
+    assert page.count('title="') == sum(count > 0 for row in figures["confusion"]["matrix"] for count in row)
+    assert "<script" not in page
     assert ask("export", result.folder, "--out", tmp_path / "out", "--no-onnx").exit_code == 0
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["MODEL_CARD.md", "model.pt2"]
 

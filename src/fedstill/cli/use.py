@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,21 +96,28 @@ def evaluate(
     model: Model = None,
     label: Annotated[str | None, typer.Option(help="The column of a table that holds the classes.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write all figures as JSON.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write all figures as a page, such as figures.html.")] = None,
     trust_code: TrustCode = False,
 ) -> None:
     """Say how good a model is on labelled data: accuracy, figures by class, and what is taken for what."""
     # slow: they bring torch
     from fedstill.bundles.loading import load
     from fedstill.core.files import atomic_write
+    from fedstill.report.evaluation import evaluation_page
+    from fedstill.run.pulse import alive
 
     found = load(folder, model=model, trust_code=trust_code)
     figures = {}
     for source in data:
-        one = figures[source] = found.evaluate(source, label=label)
+        with alive(remark, partial("evaluating on {}".format, source)):
+            one = figures[source] = found.evaluate(source, label=label)
         _show(source, one)
     if out is not None:
         atomic_write(out, json.dumps({source: one.to_json() for source, one in figures.items()}, indent=2) + "\n")
         console.print(f"written to {out}", soft_wrap=True)
+    if page is not None:
+        atomic_write(page, evaluation_page(str(folder), figures))
+        console.print(f"the page: {page}", soft_wrap=True)
 
 
 def _show(source: str, found: Confusion) -> None:
