@@ -208,8 +208,11 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
     return bytes(raw)
 
 
+FUSING = ("--unlabelled", "embedded:optdigits#test", "--limit", "40", "--steps", "2")
+
+
 def sites(folder: Path) -> tuple[Path, Path]:
-    """Two bundles."""
+    """Two bundles, which are fused where nothing is damaged: so a refusal is about the damage."""
     found = []
     for name in ("one", "two"):
         path = folder / f"{name}.fed"
@@ -217,6 +220,8 @@ def sites(folder: Path) -> tuple[Path, Path]:
         said = ask(*words, "--describe", "none", "--out", path)
         assert said.code == 0, said
         found.append(path)
+    said = ask("fuse", *found, *FUSING, "--out", folder / "fused")
+    assert said.code == 0, said
     return found[0], found[1]
 
 
@@ -224,8 +229,7 @@ def bundle(chance: random.Random, folder: Path, prepared: tuple[Path, Path]) -> 
     """Fuse a damaged bundle with a sound one."""
     sound, other = prepared
     (folder / "two.fed").write_bytes(damaged(chance, other.read_bytes()))
-    words = ["fuse", sound, folder / "two.fed", "--unlabelled", "embedded:optdigits#test", "--limit", "40", "--steps", "2"]
-    said = ask(*words, "--out", folder / "fused")
+    said = ask("fuse", sound, folder / "two.fed", *FUSING, "--out", folder / "fused")
     if said.code == 0:
         return "accepted", "a damaged bundle was fused"
     return "refused", said.fault
