@@ -69,7 +69,7 @@ def test_warnings_are_pythons_where_nothing_is_shown(tmp_path):
     with pytest.warns(UserWarning, match="there is no run in"):
         fedstill.run(tiny_tree(rounds=1), tmp_path, resume=True)
     tree = tiny_tree(rounds=1, algorithm={"name": "fedprox", "mu": 0.3})
-    with pytest.warns(UserWarning, match="fedavg: no mu, ignored") as warned:
+    with pytest.warns(UserWarning, match="fedavg: does not use mu") as warned:
         fedstill.run(tree, tmp_path / "other", settings={"algorithm.name": "fedavg"})
     assert warned[0].filename == __file__
 

@@ -29,7 +29,7 @@ def test_a_budget_written_for_one_system_reaches_every_other_that_has_it(tmp_pat
     assert options["feddf"]["distillation"]["optimizer"]["name"] == "adam"  # what is not said stays each system's own
     assert options["fedd3a"]["distillation"]["optimizer"]["name"] == "sgd"
     assert {one.algorithm: one.note for one in plans} == {
-        "fedavg": "fedavg: no distillation, no source, ignored",
+        "fedavg": "fedavg: does not use distillation, source",
         "feddf": None,
         "fedd3a": None,
         "dafkd": None,
@@ -68,13 +68,13 @@ def test_a_setting_that_only_some_have_works_for_those():
         assert one.config.algorithm["distillation"]["steps"] == 30
         assert one.config.algorithm["weighting_options"]["alpha"] == 0.3
         assert one.note is None
-    assert fedavg.note == "fedavg: no weighting_options.alpha, no weighting, no distillation.steps, ignored"
+    assert fedavg.note == "fedavg: does not use weighting_options.alpha, weighting, distillation.steps"
 
 
 def test_a_value_that_only_some_take_works_for_those():
     fedavgm, fedma = resolve_each(tiny_tree(), ["fedavgm", "fedma"], ["algorithm.form=ema"])
     assert fedavgm.config.algorithm["form"] == "ema"
-    assert (fedma.config.algorithm["form"], fedma.note) == ("layers", "fedma: no form = ema, ignored")
+    assert (fedma.config.algorithm["form"], fedma.note) == ("layers", "fedma: does not use form = ema")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_mistake_in_the_file_is_one_for_every_system():
 def test_a_table_that_names_no_system_is_for_all_that_have_its_options():
     tree = {**tiny_tree(data=POOL), "algorithm": {"distillation": {"steps": 9}, "ensemble": "probabilities"}}
     fedavg, feddf = resolve_each(tree, ["fedavg", "feddf"])
-    assert fedavg.note == "fedavg: no distillation, no ensemble, ignored"
+    assert fedavg.note == "fedavg: does not use distillation, ensemble"
     assert (feddf.config.algorithm["distillation"]["steps"], feddf.config.algorithm["ensemble"]) == (9, "probabilities")
     with pytest.raises(FedstillError, match="unknown key 'algorithm.distil'"):
         resolve_each({**tree, "algorithm": {"distil": {}}}, ["fedavg", "feddf"])

@@ -151,7 +151,7 @@ def test_the_readmes_clinics_from_files(clinics, monkeypatch, recwarn):
     systems = ["--algorithms", "fedavg,feddf,fedd3a", "--seeds", "0", "--out", "runs/clinics"]
     done = CliRunner().invoke(app, ["compare", "clinics.toml", *systems, "--set", "engine.threads=1"])
     assert done.exit_code == 0, done.output
-    assert "fedavg: no distillation, ignored" in " ".join(done.output.split())
+    assert "fedavg: does not use distillation" in " ".join(done.output.split())
     assert not [warning for warning in recwarn if issubclass(warning.category, FutureWarning)]
     runs = sorted((clinics / "runs" / "clinics").rglob("*/summary.json"))
     assert len(runs) == 3

@@ -17,7 +17,7 @@ def in_words(bundle: Bundle) -> str:
         size = sum(tensor.numel() for tensor in message.group("model").values())
         norm = "" if about.model.norm == "batch" else f", norm {about.model.norm}"
         options = "".join(f", {key} = {value}" for key, value in about.model.options.items())
-        lines.append(f"  the weights of a {about.model.name}{norm}{options}{_above(about.trunk)}: {size:,} numbers")
+        lines.append(f"  the weights of {about.model.name}{norm}{options}{_above(about.trunk)}: {size:,} numbers")
     else:
         size = message.group("program")["bytes"].numel()
         lines.append(

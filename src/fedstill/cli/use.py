@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
 from fedstill.core.console import console, megabytes, remark
 from fedstill.core.errors import FedstillError
@@ -123,17 +124,17 @@ def evaluate(
 def _show(source: str, found: Confusion) -> None:
     accuracy = f"{100 * found.accuracy:.1f} %" if found.accuracy is not None else "-"
     remark(f"{source}: accuracy {accuracy} of {found.samples:,} samples")
-    by_class = Table("class", *("samples", "precision %", "recall %", "F1 %"))
+    by_class = Table("class", *(Column(name, justify="right") for name in ("samples", "precision %", "recall %", "F1 %")))
     for row in found.rows():
-        by_class.add_row(*row)
+        by_class.add_row(*map(escape, row))
     console.print(by_class)
     if len(found.classes) > MOST_SHOWN:
         for truth, taken, count in found.worst[:MOST_SHOWN]:
             remark(f"{truth} taken for {taken}: {count}")
         return
-    matrix = Table("is \\ taken for", *found.classes)
+    matrix = Table("is \\ taken for", *(Column(escape(name), justify="right") for name in found.classes))
     for name, row in zip(found.classes, found.matrix.tolist(), strict=True):
-        matrix.add_row(name, *(str(count) if count else "." for count in row))
+        matrix.add_row(escape(name), *(str(count) if count else "." for count in row))
     console.print(matrix)
 
 
@@ -155,5 +156,5 @@ def export(
     for file in sorted(target.iterdir()):
         console.print(f"{file.name}  {megabytes(file.stat().st_size)}")
     if onnx is None and not installed:
-        console.print("no model.onnx: pip install 'fedstill[onnx]'")
+        remark("no model.onnx: pip install 'fedstill[onnx]'")  # markup would take the brackets for a style
     console.print(f"written to {target}", soft_wrap=True)

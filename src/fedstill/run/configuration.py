@@ -58,7 +58,7 @@ def resolved(raw: Mapping[str, Any], assignments: Sequence[str] = ()) -> Resolve
     ...         "distillation": {"epochs": 4}}}
     >>> found = resolved(tree, ["algorithm.name=feddf"])
     >>> found.config.algorithm["distillation"]["epochs"], found.note
-    (4, 'feddf: no rate, ignored')
+    (4, 'feddf: does not use rate')
     """
     tree = {key: value for key, value in raw.items() if key not in ("about", "for")}
     overlays = raw.get("for", {})
@@ -80,7 +80,7 @@ def resolve_each(raw: Mapping[str, Any], names: Sequence[str], assignments: Sequ
     >>> tree = {"data": {"domains": ["embedded:mnist"], "holdout": 0.1}}
     >>> for one in resolve_each(tree, ["fedavg", "feddf"], ["algorithm.distillation.steps=30"]):
     ...     print(one.config.algorithm.get("distillation", {}).get("steps"), one.note)
-    None fedavg: no distillation.steps, ignored
+    None fedavg: does not use distillation.steps
     30 None
     """
     free, table = dict(raw), raw.get("algorithm")

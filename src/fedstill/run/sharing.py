@@ -73,9 +73,9 @@ def in_words(system: str, lacking: Iterable[str], own: Iterable[str] = (), whose
     """What a system does not take, in one line; None where it takes everything.
 
     >>> in_words("fedavg", ["distillation", "source"], ["merge"], "fedd3a")
-    "fedavg: no distillation, no source, ignored; its own merge, not fedd3a's"
+    "fedavg: does not use distillation, source; its own merge, not fedd3a's"
     """
-    none = ", ".join(f"no {name}" for name in dict.fromkeys(lacking))
+    unused = ", ".join(dict.fromkeys(lacking))
     kept = ", ".join(dict.fromkeys(own))
-    parts = [*([f"{none}, ignored"] if none else []), *([f"its own {kept}, not {whose}'s"] if kept else [])]
+    parts = [*([f"does not use {unused}"] if unused else []), *([f"its own {kept}, not {whose}'s"] if kept else [])]
     return f"{system}: {'; '.join(parts)}" if parts else None
