@@ -83,6 +83,22 @@ def test_equal_systems_are_a_tie_without_a_minus_before_zero():
     assert "−0.00" not in found.sure
 
 
+def with_samples(runs, *sizes):
+    """The same runs, with so many test samples in each domain."""
+    domains = {f"d{place}": [[size - 1, 1], [0, 0]] for place, size in enumerate(sizes)}
+    return [replace(run, confusion={"classes": ["x", "y"], "domains": domains}) for run in runs]
+
+
+def test_one_sample_more_is_no_winner_however_much_seeds_agree():
+    ahead, behind = [81 / 84, 80 / 84, 79 / 84], [80 / 84, 79 / 84, 78 / 84]
+    found = judged(with_samples(system("a", ahead), 28, 28, 28), with_samples(system("b", behind), 28, 28, 28))
+    assert found.kind == "tie"
+    assert "The test samples are too few to tell them apart." in found.sure
+    assert "95 % interval −1.14 to +3.52, 3 seeds" in found.line
+    found = judged(with_samples(system("a", ahead), 2800, 2800, 2800), with_samples(system("b", behind), 2800, 2800, 2800))
+    assert found.kind == "winner", "of 8,400 samples they are a hundred"
+
+
 def test_one_whose_seeds_differ_much_is_not_recommended_over_a_beaten_one():
     found = judged(system("a", BEST), system("b", GOOD, sent=900_000), system("c", [0.95, 0.55, 0.80], sent=10))
     assert found.headline == "No clear winner between a and c."

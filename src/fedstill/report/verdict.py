@@ -3,6 +3,10 @@
 Two systems are compared over the seeds that both ran to the end: the differences of their final accuracies, seed by seed, have
 a mean and an interval (Student's t). The system that is ahead is the winner where its interval against *each* of the others is
 above zero. That it must clear them all keeps the error at the interval's level, however many there are; so none is corrected.
+
+Seeds share the test set, so they do not tell how much a difference owes to the samples that happen to be in it. Systems that
+differ by d of n samples disagree on d n of them at least: an interval is never narrower than that number's own deviation
+(McNemar's test at its most favourable). One patient of 84 is no winner, however many seeds agree on it.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ class Difference:
     seeds: list[int]
     mean: float
     half: float | None  # of the interval's width
+    coarse: bool = False  # the test samples, and not the seeds, are too few for a narrower one
 
     @property
     def clear(self) -> bool:
@@ -64,7 +69,21 @@ def paired(row: Row, other: Row) -> Difference | None:
     if not seeds:
         return None
     differences = [mine[seed] - its[seed] for seed in seeds]
-    return Difference(other.label, seeds, statistics.fmean(differences), half_interval(differences))
+    mean, half = statistics.fmean(differences), half_interval(differences)
+    least = _least(mean, row)
+    if half is None or least <= half:
+        return Difference(other.label, seeds, mean, half)
+    return Difference(other.label, seeds, mean, least, coarse=True)
+
+
+def _least(difference: float, row: Row) -> float:
+    """Half of the narrowest interval that the test samples allow; nothing where no run says how many there are."""
+    table = next((run.confusion for run in row.runs if run.confusion is not None), None)
+    sizes = [sum(map(sum, matrix)) for matrix in table["domains"].values()] if table is not None else []
+    if not sizes or not all(sizes):
+        return 0.0
+    samples = len(sizes) ** 2 / sum(1 / size for size in sizes)  # domains count alike, and a small one's samples more
+    return statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(abs(difference) / samples)
 
 
 def _by_seed(row: Row) -> dict[int, float]:
@@ -150,6 +169,7 @@ def _tie(leader: Row, equal: Sequence[Difference], differences: Sequence[Differe
     seeds = count(len(first.seeds), "seed")
     clear = f" {sequence(behind)} {'is' if len(behind) == 1 else 'are'} clearly behind {leader.label}." if behind else ""
     few = " More seeds may tell them apart." if len(first.seeds) < ENOUGH else ""
+    few = " The test samples are too few to tell them apart." if first.coarse else few
     # One that is behind even a beaten system is equal only because its own seeds differ much: it is not recommended.
     beaten = min((d.mean for d in differences if d.clear), default=math.inf)
     good = [leader, *(rows[d.over] for d in equal if d.mean <= beaten)]
