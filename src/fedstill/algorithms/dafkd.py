@@ -103,11 +103,11 @@ AUTHORS_CODE: Mapping[str, Any] = {
 
 
 class DaFKDOptions(FedDFOptions):
-    """The paper's values, where it gives them, except for the game: that of Eq. 3 makes noise even of pooled data."""
+    """The paper's values, where it gives them."""
 
-    preset: Literal["converging", "paper", "authors-code"] = "converging"
-    """``converging``: the game whose generator was best on pooled data, judged without test labels. ``paper``: Eqs. 2 to 5 as
-    printed. ``authors-code``: what the authors' code does (docs/dafkd.md)."""
+    preset: Literal["paper", "converging", "authors-code"] = "paper"
+    """``paper``: Eqs. 2 to 5 as printed, which make noise even of pooled data. ``converging``: the game whose generator was best on
+    pooled data, judged without test labels. ``authors-code``: what the authors' code does (docs/dafkd.md)."""
 
     merge: MergeName = "uniform"
     """How the clients' models are merged (Eq. 6). Generators are averaged uniformly (Eq. 4), or by examples if this is
@@ -170,7 +170,7 @@ class DaFKDOptions(FedDFOptions):
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a preset names, a generator of features for Appendix A, and equal weights for the ablation."""
-        found = dict({"paper": PAPER, "authors-code": AUTHORS_CODE}.get(str(given.get("preset")), {}))
+        found = dict({"paper": PAPER, "authors-code": AUTHORS_CODE}.get(str(given.get("preset", "paper")), {}))
         if given.get("level") == "features":
             found["generator"] = {"kind": "features"}
         if given.get("no_correlation"):
