@@ -106,8 +106,8 @@ class DaFKDOptions(FedDFOptions):
     """The paper's values, where it gives them."""
 
     preset: Literal["paper", "converging", "authors-code"] = "paper"
-    """``paper``: Eqs. 2 to 5 as printed, which make noise even of pooled data. ``converging``: the game whose generator was best on
-    pooled data, judged without test labels. ``authors-code``: what the authors' code does (docs/dafkd.md)."""
+    """``paper``: Eqs. 2 to 5 as printed, which make noise even of pooled data. ``converging``: the game whose generator was best
+    on pooled data, judged without test labels. ``authors-code``: what the authors' code does (docs/dafkd.md)."""
 
     merge: MergeName = "uniform"
     """How the clients' models are merged (Eq. 6). Generators are averaged uniformly (Eq. 4), or by examples if this is
