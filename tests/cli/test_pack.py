@@ -200,7 +200,7 @@ def test_mistakes_in_packing(cli, tmp_path: Path, site: Path, weights: Path) -> 
         ((*model, "--data", "empty"), "neither tables nor images"),
         ((*model, "--data", "nowhere/at/all"), "no data at"),
         ((*model, "--data", "flat"), "classes are not known"),
-        ((*model, "--data", "more"), "are for 3 classes, and 4 are needed"),
+        ((*model, "--data", "more"), "are for 3 classes, but 4 are needed"),
         ((*model, "--data", "more", "--classes", "row0,row1,row2"), "classes that the model does not know: row3"),
         ((*model, "--data", site, "--image-size", 10), "in the file and"),
         ((*model, "--data", site, "--std", "0"), "above zero"),
