@@ -36,6 +36,8 @@ def as_markdown(text: str) -> str:
         elif not fenced and line.startswith("    ") and i and not source[i - 1].strip():
             lines.append("```text")
             fenced = "literal"
+        if line.strip() == "::":  # introduces a literal block and is no text itself
+            continue
         lines.append(line[4:] if fenced == "literal" else re.sub(r"::$", ":", line) if not fenced else line)
     return "\n".join([*lines, *(["```"] if fenced else [])])
 

@@ -80,7 +80,8 @@ def up(page: Page) -> str:
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Equations as MathML, which browsers draw without a script."""
+    """Equations as MathML, which browsers draw without a script; tables of options marked, so that their text gets room."""
+    html = html.replace("<th>values, meaning</th>", '<th class="meaning">values, meaning</th>')
     html = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', lambda found: mathml(found[1], "inline"), html, flags=re.S)
     html = re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', lambda found: mathml(found[1], "block"), html, flags=re.S)
     if "arithmatex" in html:

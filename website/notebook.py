@@ -35,6 +35,8 @@ def shown(output: dict[str, Any]) -> str:
         return f'<img class="output" alt="What the code above drew" src="data:image/png;base64,{joined(data["image/png"])}">'
     text = joined(output.get("text") or data.get("text/plain") or "")
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).rstrip()
+    if "text/html" in data and text.startswith("<"):  # only the name of an object that notebooks draw, such as a progress bar
+        return ""
     return f"```text {{ .output }}\n{text}\n```" if text else ""
 
 
