@@ -1,4 +1,4 @@
-"""Every system, one a file. ``create`` makes the one that a configuration names."""
+"""Every system, one per file. ``create`` makes the one that a configuration names."""
 
 from __future__ import annotations
 

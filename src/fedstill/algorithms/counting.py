@@ -37,7 +37,7 @@ class Counting(FedAvg[FedAvgT]):
         return reply.with_parts(counts=make_report("counts", message, client, {}))
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
-        """Label counts must be one number a class."""
+        """Label counts must be one number per class."""
         problem = super().screen(server, client, message) or counts_fault(message.group("counts"), 0)
         if problem is None and len(message.group("counts")["labels"]) != len(self.task.classes):
             return "its 'counts' are not of this task's classes"

@@ -41,7 +41,7 @@ LATER = SHARE, SPEAK = "share", "speak"  # the exchanges after the first
 
 
 def check(system: DaFKD) -> None:
-    """Refuse what cannot be had where the server sees nobody's model or discriminator."""
+    """Refuse options that need a single client's model or discriminator, which the server never sees."""
     task, chosen = system.task, system.options
     if chosen.weighting != "discriminator" or chosen.source.kind != "generator" or chosen.drop_worst or chosen.contrastive:
         raise FedstillError(

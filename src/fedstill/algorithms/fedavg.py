@@ -38,7 +38,7 @@ class FedAvgOptions(Options):
     """Leave out clients that predict no better than chance (FedDF, Table 3); needs ``data.validation``."""
 
     calibrate: bool = False
-    """Train the head of the average anew, on features drawn from statistics that the clients report in a further exchange (CCVR,
+    """Retrain the head of the average, on features drawn from statistics that the clients report in a further exchange (CCVR,
     NeurIPS 2021)."""
 
     calibration: Calibration = Calibration()
@@ -56,7 +56,7 @@ class FedAvg(Algorithm[FedAvgT]):
     title = "FedAvg"
     paper = "McMahan et al., AISTATS 2017"
     parts = {"merge": "average by examples"}
-    calibrates: ClassVar[bool] = True  # whether the head of its average can be trained anew
+    calibrates: ClassVar[bool] = True  # whether the head of its average can be retrained
     Options: type[FedAvgT] = FedAvgOptions  # type: ignore[assignment]  # the default of FedAvgT
 
     def __init__(self, task: Task, options: FedAvgT | None = None):

@@ -49,7 +49,7 @@ class FedMAOptions(Options):
     layer."""
 
     form: Literal["layers", "one-shot"] = "layers"
-    """``layers``: a layer a round, with retraining (the paper). ``one-shot``: whole models matched at once."""
+    """``layers``: one layer per round, with retraining (the paper). ``one-shot``: whole models matched at once."""
 
     retrain_epochs: Positive | None = None
     """Epochs of retraining with the matched layers frozen; as ``local`` says if not set."""

@@ -34,7 +34,7 @@ class PublicOptions(PersonalOptions):
     """What systems on public data share."""
 
     subset: Positive = 5000
-    """Public samples in a round, drawn anew each time."""
+    """Public samples in a round, drawn again each time."""
 
     start_epochs: Positive | None = None
     """Epochs of private training before the first exchange (FedMD: up to 25); as ``local`` says if not set."""

@@ -1,4 +1,4 @@
-"""Ending processes together with everything they started, also where whoever started them is killed.
+"""End processes together with everything they started, even if their own parent is killed.
 
 Only the standard library is imported: the file is run by its path as the keeper, a small process that outlives its parent.
 """

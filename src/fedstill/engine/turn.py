@@ -1,4 +1,4 @@
-"""A client's turn, the same on every engine: remember, train, keep what is to be kept, send the rest."""
+"""A client's turn, the same on every engine: restore its private state, train, save that state, send the reply."""
 
 from __future__ import annotations
 

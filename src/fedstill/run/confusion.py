@@ -1,4 +1,4 @@
-"""What is taken for what: counts of class by predicted class on every test domain, in ``confusion.json``."""
+"""Confusion matrices: counts of class by predicted class on every test domain, in ``confusion.json``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tables(TypedDict):
 
 
 def domain_tables(algorithm: Algorithm, server: Server) -> dict[str, Tensor]:
-    """By test domain, what the models in ``server`` take for what; none where there are no test data or no model."""
+    """The confusion matrix of the models in ``server`` on each test domain; empty without test data or a model."""
     found, classes = {}, len(algorithm.task.classes)
     for name, test in algorithm.task.tests.items():
         tables = [confused(test.y, said, classes) for said in algorithm.predictions(server, test)] if test.y is not None else []
@@ -35,7 +35,7 @@ def domain_tables(algorithm: Algorithm, server: Server) -> dict[str, Tensor]:
 
 
 def write_confusion(out: Path, algorithm: Algorithm, server: Server) -> None:
-    """Leave ``confusion.json`` in a run's folder, where there is something to tell and few classes enough."""
+    """Write ``confusion.json`` to a run's folder, if there are test data and not too many classes."""
     classes = list(algorithm.task.classes)
     found = domain_tables(algorithm, server) if len(classes) <= MOST_CLASSES else {}
     if found:

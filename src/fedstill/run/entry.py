@@ -1,4 +1,4 @@
-"""Behind ``fedstill.run``: what a Python program may give, and what it is shown."""
+"""The implementation of ``fedstill.run``: what a Python program may pass, and what it is shown."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], N
         if others:
             raise FedstillError(f"{out} holds {', '.join(others)} and no run's history; choose another folder (out)")
         if resume:
-            warn(f"there is no run in {out} to go on with: it is begun")
+            warn(f"there is no run in {out} to resume: a new one is started")
         records.rewrite(history, [])
     if found is not None:
         Memory(out / "clients").check(found[0] + 1)

@@ -1,4 +1,4 @@
-"""The history: a line a round, as JSON, in ``history.jsonl``; and the summary of a run, ``summary.json``.
+"""The history: one line of JSON per round, in ``history.jsonl``; and the summary of a run, ``summary.json``.
 
 The loop writes both; the console, the trackers, the report and the studies read them, all through here.
 """

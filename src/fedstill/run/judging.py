@@ -84,7 +84,7 @@ def _without(server: Server) -> Server:
 def _scores(
     judge: Judge, line: Line, algorithm: Algorithm, engine: Engine, clients: Sequence[str], round: Round, done: Settled
 ) -> dict[str, list[float]]:
-    """By prototype, what the judge thinks of each point; nothing for a prototype that nobody judged."""
+    """The judge's score of each point, by prototype; nothing for a prototype that was not judged."""
     task = algorithm.task
     if judge == "none":
         return {}

@@ -111,7 +111,7 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
         )
     holders = to_json(client_records(task))
     if done and (out / "clients.json").exists() and (out / "clients.json").read_text() != holders:
-        told.warn(f"the clients' data is not what it was: {out / 'clients.json'} is written anew")
+        told.warn(f"the clients' data has changed: {out / 'clients.json'} is written again")
     atomic_write(out / "clients.json", holders)
     for note in task.notes:
         told.warn(note)

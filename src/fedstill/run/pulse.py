@@ -57,7 +57,7 @@ class Pulse:
 
 @contextmanager
 def alive(say: Callable[[str], None], what: Callable[[], str]) -> Iterator[Pulse]:
-    """Say every while what is being done, and for how long; the pulse is for those who say something themselves."""
+    """Report from time to time what is being done, and for how long; the pulse is for callers that report themselves."""
     clock = time.monotonic()
     pulse = Pulse(lambda: say(f"{what()}, {duration(time.monotonic() - clock)} so far"))
     pulse.start()

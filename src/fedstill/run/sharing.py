@@ -1,6 +1,7 @@
 """Which options of a file's ``[algorithm]`` table reach another system than the one that it names.
 
-What says how long and how students train is shared, so that a comparison is fair; what makes a system what it is stays with it.
+Options of the training's length and of the students' training are shared, so that a comparison is fair; the options that define a
+system stay with it.
 """
 
 from __future__ import annotations

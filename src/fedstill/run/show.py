@@ -56,7 +56,7 @@ class Shown(Listener):
         self.pulse.start()
 
     def started(self, task: Task, rounds_done: int) -> None:
-        """Say who holds what, and how long it will take where that is long."""
+        """Print what each client holds, and the expected time if it is long."""
         config = task.config
         self.total, self.done, self.begun = config.rounds, rounds_done, rounds_done
         if self.who:

@@ -121,7 +121,7 @@ class FedDF(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[FlowerMessage]:
-        """As FedAvg; remembers what the clients are sent."""
+        """Like FedAvg; keeps a copy of what the clients are sent."""
         self.sent = {name: tensor.clone() for name, tensor in arrays.to_torch_state_dict().items()}
         return super().configure_train(server_round, arrays, config, grid)
 
