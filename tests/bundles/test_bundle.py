@@ -247,7 +247,7 @@ def test_a_program_of_other_sizes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match="does not take inputs of shape") as caught:
         pack(tmp_path / "a.fed", program=tmp_path / "p.ts", classes=CLASSES, image_size=9, channels=1)
     assert "\n" not in str(caught.value)
-    with pytest.raises(FedstillError, match="3 outputs, and 2 classes"):
+    with pytest.raises(FedstillError, match="3 outputs, but 2 classes"):
         pack(tmp_path / "a.fed", program=tmp_path / "p.ts", classes=CLASSES[:2], image_size=8, channels=1)
 
 

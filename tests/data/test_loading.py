@@ -320,7 +320,7 @@ def test_loose_images_beside_class_folders_are_refused(tmp_path, cache, counts, 
 
 def test_one_class_is_nothing_to_tell_apart(tmp_path, cache):
     cats, dogs = str(folder_of(tmp_path / "a", cat=5)), str(folder_of(tmp_path / "b", dog=5))
-    with pytest.raises(FedstillError, match="one class only, 'cat', in .*: nothing to tell apart"):
+    with pytest.raises(FedstillError, match="only one class, 'cat', in .*: nothing to distinguish"):
         load_domains([cats], cache=cache)
     assert load_domains([cats, dogs], classes="union", cache=cache)[cats].classes == ("cat", "dog")
     assert len(load_domains([cats], unlabelled=[cats], cache=cache)) == 1  # as a pool its classes do not matter

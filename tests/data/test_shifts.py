@@ -31,5 +31,5 @@ def test_flipping_twice_is_honest_again():
 def test_bad_requests():
     with pytest.raises(FedstillError, match="between 0 and 1"):
         shift_labels(HONEST, 1.5, 10, np.random.default_rng(0))
-    with pytest.raises(FedstillError, match="without labels"):
+    with pytest.raises(FedstillError, match="these samples have none"):
         flip_labels(HONEST.unlabelled(), 0.5, 10, np.random.default_rng(0))

@@ -171,7 +171,7 @@ def test_mistakes_are_one_clear_line(own, name, options, line):
 
 
 def test_a_network_with_another_number_of_outputs_is_refused():
-    with pytest.raises(FedstillError, match="has 5 outputs, and 4 classes are needed"):
+    with pytest.raises(FedstillError, match="has 5 outputs, but 4 classes are needed"):
         Wrapped(Foreign(5), 4, (3, 8, 8), "own")
 
 
@@ -236,7 +236,7 @@ def test_a_module_without_a_last_linear_layer_has_no_features():
     [
         (nn.Conv2d(3, 2, 1), r"mine returns shape \(2, 2, 8, 8\) for two inputs"),
         (nn.Linear(5, 2), r"mine does not take inputs of shape \(3, 8, 8\)"),
-        (Foreign(5), "mine has 5 outputs, and 4 classes are named"),
+        (Foreign(5), "mine has 5 outputs, but 4 classes are named"),
     ],
 )
 def test_a_module_that_cannot_be_used_whole_is_refused(module, line):
