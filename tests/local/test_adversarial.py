@@ -121,17 +121,23 @@ def test_the_term_has_its_weight_and_its_penalty(norm):
     assert 0.3 * penalty.item() > 1e-3
 
 
+def stepped(game, generator, batch):
+    """The generator's parameters before and after a step, which is then taken back, the random stream with it."""
+    before = [p.detach().clone() for p in generator.parameters()]
+    state = batch.rng.get_state()
+    game.generator_step(batch)
+    after = [p.detach().clone() for p in generator.parameters()]
+    with torch.no_grad():
+        for parameter, old in zip(generator.parameters(), before, strict=True):
+            parameter.copy_(old)
+    batch.rng.set_state(state)
+    return before, after
+
+
 def test_the_generator_descends_the_loss_that_was_asked_for():
     def moved(kind):
         _, generator, _, game, batch = parts(generator_loss=kind, generator_optimizer=Optimizer(name="sgd", lr=1.0))
-        before = [p.detach().clone() for p in generator.parameters()]
-        state = batch.rng.get_state()
-        game.generator_step(batch)
-        after = [p.detach().clone() for p in generator.parameters()]
-        with torch.no_grad():
-            for parameter, old in zip(generator.parameters(), before, strict=True):
-                parameter.copy_(old)
-        batch.rng.set_state(state)
+        before, after = stepped(game, generator, batch)
         loss = generator_loss(game.discriminate(generator.sample(6, batch.rng)[0], batch.network), kind)
         slopes = torch.autograd.grad(loss, list(generator.parameters()))
         return [(new - old, -slope) for new, old, slope in zip(after, before, slopes, strict=True)]
@@ -229,14 +235,7 @@ def test_labels_are_the_clients_own_where_the_classifier_judges_them():
 def test_the_generators_loss_is_the_sum_of_its_terms():
     options = {"generator_loss": "non-saturating", "mode_seeking": 0.1, "label": 0.5}
     network, generator, _, game, batch = parts(**options, generator_optimizer=Optimizer(name="sgd", lr=1.0))
-    before = [p.detach().clone() for p in generator.parameters()]
-    state = batch.rng.get_state()
-    game.generator_step(batch)
-    after = [p.detach().clone() for p in generator.parameters()]
-    with torch.no_grad():
-        for parameter, old in zip(generator.parameters(), before, strict=True):
-            parameter.copy_(old)
-    batch.rng.set_state(state)
+    before, after = stepped(game, generator, batch)
     noise, labels = game.drawn(batch, pairs=True)
     made = generator(noise, labels)
     loss = generator_loss(game.discriminate(made, network), "non-saturating") + 0.1 * mode_seeking(noise, made)
