@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from fedstill.bundles.export import program_bytes
-from fedstill.bundles.loading import load
+from fedstill.bundles.loading import load, read_ensemble
 from fedstill.core.errors import FedstillError
-from fedstill.fusion.kept import INDEX, read_ensemble
+from fedstill.fusion.kept import INDEX
+from fedstill.models.files import read_state, state_bytes
 from fedstill.models.predict import accuracy
 from fedstill.run.loop import Result, run
 
@@ -93,3 +94,15 @@ def test_voters_that_are_kept_say_the_same_in_any_company(norm: str, tiny: Any, 
     x = next(iter(result.task.tests.values())).x[:6]
     with torch.no_grad():
         assert torch.allclose(network(x)[:2], network(x[:2]), atol=1e-4)
+
+
+def test_an_ensemble_that_names_code_is_not_opened_unasked(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(tiny, tmp_path, {"name": "feddf", **FAST})
+    (tmp_path / "evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "run" / "ensemble" / "teacher-0.safetensors"
+    state, about = read_state(file)
+    file.write_bytes(state_bytes(state, {**about, "model": "evil:net"}))
+    with pytest.raises(FedstillError, match="trust_code"):
+        load(tmp_path / "run", model="ensemble")
+    assert not (tmp_path / "ran").exists()

@@ -300,7 +300,8 @@ def _check_sizes(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None
 
 def as_described(network: Network, about: About) -> Network:
     """The same network, which now takes raw images of any size as ``about`` says that it does."""
-    network.mean, network.std, network.input_shape = about.mean, about.std, tuple(about.shape)
+    network.mean, network.std = about.mean, about.std
+    network.input_shape = tuple(about.shape) if len(about.shape) == 3 else None
     return network
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors
 from pydantic import ValidationError
+from torch import Tensor
 
+from fedstill.algorithm import Reply
 from fedstill.bundles.bundle import About, Architecture, as_described, build_network, read_bundle
 from fedstill.bundles.folder import FACTS, WEIGHTS, FusedFolder, read_fused
 from fedstill.config.trees import read
 from fedstill.core.errors import FedstillError, first_line, unknown
-from fedstill.core.message import State
+from fedstill.core.message import Message, State
 from fedstill.data.inputs import Preprocessing
 from fedstill.data.rows import Rows
 from fedstill.data.text import TextOptions
-from fedstill.fusion.kept import INDEX, read_ensemble
+from fedstill.fusion.kept import INDEX, Ensemble, Speakers
 from fedstill.fusion.merges.matching import resized
+from fedstill.fusion.teacher import Teacher
+from fedstill.fusion.weightings import report_of
 from fedstill.models import build
 from fedstill.models.classifier import Classifier
 from fedstill.models.files import read_state
@@ -26,7 +31,7 @@ from fedstill.models.network import Network
 from fedstill.models.text import encoder_folder, is_encoder
 from fedstill.run.history import read_history, sound_summary
 
-__all__ = ["load"]
+__all__ = ["load", "read_ensemble"]
 
 ENSEMBLE = "ensemble"  # where a run and a fused model keep theirs, and the name by which it is asked for
 Found = tuple[Network, About, dict[str, Any]]  # the network, what it is, and where it comes from
@@ -64,9 +69,9 @@ def load(path: str | Path, *, model: str | None = None, trust_code: bool = False
 
 def _from_folder(folder: Path, model: str | None, trust_code: bool) -> Found:
     if (folder / INDEX).exists():
-        return _from_ensemble(folder, {})
+        return _from_ensemble(folder, trust_code, {})
     if model == ENSEMBLE and (folder / ENSEMBLE / INDEX).exists():
-        return _from_ensemble(folder / ENSEMBLE, _of_run(folder) if (folder / "history.jsonl").exists() else {})
+        return _from_ensemble(folder / ENSEMBLE, trust_code, _of_run(folder) if (folder / "history.jsonl").exists() else {})
     if (folder / FACTS).exists():
         return _from_fused(read_fused(folder), trust_code)
     several = {file.stem: file for file in sorted((folder / "models").glob("*.safetensors"))}
@@ -82,8 +87,59 @@ def _from_folder(folder: Path, model: str | None, trust_code: bool) -> Found:
     return _from_file(file, trust_code, _of_run(folder))
 
 
-def _from_ensemble(folder: Path, origin: Mapping[str, Any]) -> Found:
-    network, said = read_ensemble(folder)
+def read_ensemble(folder: str | Path, trust_code: bool = False) -> tuple[Ensemble, dict[str, Any]]:
+    """The ensemble that a run or a fusion kept (:mod:`fedstill.fusion.kept`), and what its teachers' files say of inputs and
+    classes."""
+    folder = Path(folder)
+    try:
+        index = json.loads((folder / INDEX).read_text())
+        teachers, members = [], []
+        said: dict[str, Any] = {}
+        for told in index["teachers"]:
+            network, parts, said = _member(folder, told["file"], trust_code)
+            reply = Reply(told["name"], "", told["prototype"], int(told.get("samples", 0)), _message(parts, index["weighting"]))
+            places = None if told["places"] is None else tuple(map(int, told["places"]))
+            members.append(network)
+            teachers.append(Teacher(told["name"], network.eval, reply if "samples" in told else None, places))
+        backbones = {prototype: _member(folder, file, trust_code)[0] for prototype, file in index["backbones"].items()}
+        speakers = Speakers(
+            teachers,
+            index["weighting"],
+            index["options"],
+            index["space"],
+            float(index["temperature"]),
+            index["direction"],
+            int(index["round"]),
+            int(index["rounds"]),
+            tuple(map(str, index["classes"])),
+            {prototype: network.eval for prototype, network in backbones.items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FedstillError(f"{folder} is not an ensemble that can be read: {first_line(error)}") from error
+    if not members:
+        raise FedstillError(f"{folder} is an ensemble without teachers")
+    return Ensemble(members, speakers).eval(), {**said, "classes": list(speakers.classes)}
+
+
+def _message(parts: Mapping[str, Tensor], weighting: str) -> Callable[[], Message]:
+    report = report_of(weighting)
+    message = Message.of(**({report: dict(parts)} if report is not None and parts else {}))
+    return lambda: message
+
+
+def _member(folder: Path, file: str, trust_code: bool) -> tuple[Network, State, dict[str, Any]]:
+    """A file's network, what its site reported, and what the file says."""
+    if Path(file).name != file:
+        raise FedstillError(f"{folder / INDEX} names a file outside of its folder")
+    state, said = _read(folder / file)
+    parts = Message(state)
+    about = _described(said, Path(file).stem, folder / file)
+    _check_code(about, str(folder / file), trust_code)
+    return _built(about, parts.group("model"), str(folder / file)), parts.group("report"), said
+
+
+def _from_ensemble(folder: Path, trust_code: bool, origin: Mapping[str, Any]) -> Found:
+    network, said = read_ensemble(folder, trust_code)
     about = About(
         name=str(origin.get("name", folder.resolve().name)),
         model=Architecture(name=f"ensemble of {len(network.members)}"),
@@ -112,10 +168,7 @@ def _from_fused(fused: FusedFolder, trust_code: bool) -> Found:
 
 
 def _from_file(path: Path, trust_code: bool, origin: Mapping[str, Any] | None = None) -> Found:
-    try:
-        state, said = read_state(path)
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise FedstillError(f"{path} cannot be read: {first_line(error)}") from error
+    state, said = _read(path)
     if not {"model", "classes", "shape"} <= said.keys():
         raise FedstillError(
             f"{path} does not say which network it holds: it was not written by a run; `fedstill pack` can take it"
@@ -123,9 +176,24 @@ def _from_file(path: Path, trust_code: bool, origin: Mapping[str, Any] | None = 
     beside = path.parent if path.parent.name != "models" else path.parent.parent
     if "options" not in said:  # as older files have it, where the configuration knows the rest
         said = {**_of_config(beside), **said}
+    about = _described(said, str((origin or {}).get("name", path.stem)), path)
+    _check_code(about, str(path), trust_code)
+    network = _built(about, state, str(path))
+    return network, about, {**(origin or {"kind": "weights", "name": path.stem}), "made": _preprocessing(about, said, path)}
+
+
+def _read(path: Path) -> tuple[State, dict[str, Any]]:
     try:
-        about = About(
-            name=str((origin or {}).get("name", path.stem)),
+        return read_state(path)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise FedstillError(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def _described(said: Mapping[str, Any], name: str, path: Path) -> About:
+    """What a file of weights says of its network."""
+    try:
+        return About(
+            name=name,
             model=Architecture(name=said["model"], norm=said.get("norm", "batch"), options=said.get("options", {})),
             classes=said["classes"],
             shape=said["shape"],
@@ -135,11 +203,6 @@ def _from_file(path: Path, trust_code: bool, origin: Mapping[str, Any] | None = 
     except ValidationError as error:
         problem = error.errors()[0]
         raise FedstillError(f"{path}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
-    _check_code(about, str(path), trust_code)
-    network = _built(about, state, str(path))
-    if len(about.shape) != 3:
-        network.input_shape = None
-    return network, about, {**(origin or {"kind": "weights", "name": path.stem}), "made": _preprocessing(about, said, path)}
 
 
 def _preprocessing(about: About, said: Mapping[str, Any], path: Path) -> Preprocessing:

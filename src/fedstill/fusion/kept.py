@@ -7,7 +7,6 @@ where teachers know different things, and as many times dearer to ask as it has 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,10 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedstill.algorithm import Reply, Round, Server
-from fedstill.core.errors import FedstillError, first_line
+from fedstill.algorithm import Round, Server
 from fedstill.core.files import atomic_write, to_json
-from fedstill.core.message import Message, State
+from fedstill.core.message import Message
 from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.options import Distillation
@@ -28,13 +26,13 @@ from fedstill.fusion.ensemble import Space, ensemble_table
 from fedstill.fusion.teacher import Teacher
 from fedstill.fusion.vote_norm import Voters
 from fedstill.fusion.weightings import WeightingContext, make_weighting, options_kind, report_of
-from fedstill.models import build
-from fedstill.models.files import read_state, state_bytes
+from fedstill.models.files import state_bytes
 from fedstill.models.network import Network
 from fedstill.models.statistics import recalibrate
+from fedstill.models.trunk import whole_state
 from fedstill.task import Task
 
-__all__ = ["INDEX", "Ensemble", "Speakers", "read_ensemble", "settled", "speakers_of", "write_ensemble"]
+__all__ = ["INDEX", "Ensemble", "Speakers", "settled", "speakers_of", "write_ensemble"]
 
 INDEX = "ensemble.json"
 
@@ -101,11 +99,8 @@ def _recalibrated(teacher: Teacher, samples: Samples) -> Network:
     return recalibrate(teacher.load(), samples)
 
 
-def write_ensemble(
-    folder: Path, speakers: Speakers, about: Callable[[str], Mapping[str, Any]], whole: Callable[[Network], State]
-) -> None:
-    """Write the folder, a teacher at a time. ``about`` says of a prototype what :func:`fedstill.models.build` needs, and
-    ``whole`` gives all of a network's tensors."""
+def write_ensemble(folder: Path, speakers: Speakers, about: Callable[[str], Mapping[str, Any]]) -> None:
+    """Write the folder, a teacher at a time. ``about`` says of a prototype what :func:`fedstill.models.build` needs."""
     report = report_of(speakers.weighting)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INDEX).unlink(missing_ok=True)  # a folder without an index is no ensemble
@@ -113,9 +108,8 @@ def write_ensemble(
     for k, teacher in enumerate(speakers.teachers):
         prototype = teacher.prototype or (teacher.reply.prototype if teacher.reply is not None else None)
         assert prototype is not None, "a teacher has an architecture"
-        parts = {f"model/{name}": tensor for name, tensor in whole(teacher.load()).items()}
-        if report is not None and teacher.reply is not None:
-            parts |= {f"report/{name}": tensor for name, tensor in teacher.reply.part(report).items()}
+        told = teacher.reply.part(report) if report is not None and teacher.reply is not None else {}
+        parts = Message.of(model=whole_state(teacher.load()), report=told).tensors
         file = f"teacher-{k}.safetensors"
         atomic_write(folder / file, state_bytes(parts, about(prototype)))
         said = {"file": file, "name": teacher.name, "prototype": prototype, "places": teacher.places}
@@ -123,7 +117,7 @@ def write_ensemble(
     backbones = {}
     for k, (prototype, load) in enumerate(speakers.backbones.items()):
         backbones[prototype] = f"backbone-{k}.safetensors"
-        atomic_write(folder / backbones[prototype], state_bytes(_named("model", whole(load())), about(prototype)))
+        atomic_write(folder / backbones[prototype], state_bytes(Message.of(model=whole_state(load())).tensors, about(prototype)))
     index = {
         "teachers": listed,
         "backbones": backbones,
@@ -137,10 +131,6 @@ def write_ensemble(
         "rounds": speakers.rounds,
     }
     atomic_write(folder / INDEX, to_json(index) + "\n")
-
-
-def _named(group: str, state: Mapping[str, Tensor]) -> State:
-    return {f"{group}/{name}": tensor for name, tensor in state.items()}
 
 
 class Ensemble(Network):
@@ -183,60 +173,3 @@ class Ensemble(Network):
             direction="reverse" if said.direction == "reverse" else "forward",
         )
         return table.targets.clamp_min(torch.finfo(table.targets.dtype).tiny).log()
-
-
-def read_ensemble(folder: str | Path) -> tuple[Ensemble, dict[str, Any]]:
-    """The ensemble that :func:`write_ensemble` wrote, and what its teachers' files say of inputs and classes."""
-    folder = Path(folder)
-    try:
-        index = json.loads((folder / INDEX).read_text())
-        teachers, members = [], []
-        about: dict[str, Any] = {}
-        for told in index["teachers"]:
-            network, parts, about = _network(folder, told["file"])
-            reply = Reply(told["name"], "", told["prototype"], int(told.get("samples", 0)), _message(parts, index["weighting"]))
-            places = None if told["places"] is None else tuple(map(int, told["places"]))
-            members.append(network)
-            teachers.append(Teacher(told["name"], network.eval, reply if "samples" in told else None, places))
-        backbones = {prototype: _network(folder, file)[0] for prototype, file in index["backbones"].items()}
-        speakers = Speakers(
-            teachers,
-            index["weighting"],
-            index["options"],
-            index["space"],
-            float(index["temperature"]),
-            index["direction"],
-            int(index["round"]),
-            int(index["rounds"]),
-            tuple(map(str, index["classes"])),
-            {prototype: network.eval for prototype, network in backbones.items()},
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FedstillError(f"{folder} is not an ensemble that can be read: {first_line(error)}") from error
-    if not members:
-        raise FedstillError(f"{folder} is an ensemble without teachers")
-    return Ensemble(members, speakers).eval(), {**about, "classes": list(speakers.classes)}
-
-
-def _message(parts: Mapping[str, Tensor], weighting: str) -> Callable[[], Message]:
-    report = report_of(weighting)
-    message = Message.of(**({report: dict(parts)} if report is not None and parts else {}))
-    return lambda: message
-
-
-def _network(folder: Path, file: str) -> tuple[Network, State, dict[str, Any]]:
-    """A file's network, what else it holds, and what it says."""
-    if Path(file).name != file:
-        raise FedstillError(f"{folder / INDEX} names a file outside of its folder")
-    state, about = read_state(folder / file)
-    network = build(about["model"], classes=len(about["classes"]), shape=about["shape"], norm=about["norm"], **about["options"])
-    network.mean, network.std = about["mean"], about["std"]
-    own = {name.removeprefix("model/"): tensor for name, tensor in state.items() if name.startswith("model/")}
-    try:
-        network.load_state_dict(own)
-    except RuntimeError as error:
-        raise FedstillError(f"{folder / file} does not fit '{about['model']}': {first_line(error)}") from error
-    if len(about["shape"]) == 3:
-        network.input_shape = tuple(about["shape"])
-    parts = {name.removeprefix("report/"): tensor for name, tensor in state.items() if name.startswith("report/")}
-    return network.eval(), parts, about

@@ -20,7 +20,7 @@ from fedstill.core.errors import FedstillError
 
 from .network import Network
 
-__all__ = ["Top", "cut_of", "is_cut", "same_trunk"]
+__all__ = ["Top", "cut_of", "is_cut", "same_trunk", "whole_state"]
 
 CHUNK = 4  # samples that pass the trunk at once: with more, most of the time goes into getting memory from the system
 _LAST = re.compile(r"^last:([1-9]\d*)$")
@@ -130,6 +130,11 @@ class Top(Network):
         """Move the top, and the trunk with it."""
         self.whole.to(*place, **options)
         return super().to(*place, **options)
+
+
+def whole_state(network: Network) -> dict[str, Tensor]:
+    """All of a network's tensors, the frozen ones among them where it is a top."""
+    return (network.whole if isinstance(network, Top) else network).state_dict()
 
 
 def _graft(root: nn.Module, name: str, module: nn.Module) -> None:

@@ -20,9 +20,7 @@ from fedstill.data.images import png_grid
 from fedstill.engine.memory import Memory
 from fedstill.fusion.kept import Speakers, write_ensemble
 from fedstill.models.files import state_bytes
-from fedstill.models.network import Network
 from fedstill.models.text import is_encoder
-from fedstill.models.trunk import Top
 from fedstill.run import history as records
 from fedstill.run.checkpoint import any_checkpoint, load_checkpoint
 from fedstill.task import Task
@@ -165,10 +163,7 @@ def keep_ensemble(out: Path, task: Task, speakers: Speakers) -> None:
         own = task.networks.architecture(prototype)
         return {**about_model(task, prototype), "model": own["name"], "options": own["options"]}
 
-    def whole(network: Network) -> State:
-        return network.whole.state_dict() if isinstance(network, Top) else network.state_dict()
-
-    write_ensemble(out / "ensemble", speakers, about, whole)
+    write_ensemble(out / "ensemble", speakers, about)
 
 
 def about_model(task: Task, prototype: str) -> dict[str, Any]:

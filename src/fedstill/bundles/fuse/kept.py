@@ -16,7 +16,6 @@ from fedstill.bundles.fuse.ensemble import reference_of
 from fedstill.bundles.fuse.options import FuseOptions
 from fedstill.bundles.fuse.teachers import Opened, Team
 from fedstill.core.errors import FedstillError
-from fedstill.core.message import State
 from fedstill.data.samples import Samples
 from fedstill.fusion.kept import Speakers, settled, write_ensemble
 from fedstill.fusion.weightings import report_of
@@ -56,15 +55,11 @@ def keep(folder: Path, team: Team, options: FuseOptions, device: torch.device, t
         classes=team.classes,
         backbones=backbones,
     )
-    write_ensemble(folder, settled(speakers, pool), abouts.__getitem__, _whole)
+    write_ensemble(folder, settled(speakers, pool), abouts.__getitem__)
 
 
 def _same(network: Network) -> Network:
     return network
-
-
-def _whole(network: Network) -> State:
-    return network.whole.state_dict() if isinstance(network, Top) else network.state_dict()
 
 
 def _said(about: About) -> dict[str, Any]:
