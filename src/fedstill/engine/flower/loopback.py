@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -29,6 +30,7 @@ from fedstill.engine.processes import Keeper, descendants, kill
 __all__ = ["Loopback"]
 
 LINK = "loopback"  # what the connection is called in Flower's configuration
+LISTENING = range(20_000, 32_000)  # ports for our processes; Linux gives 32768 and above to outgoing connections
 
 
 class Loopback:
@@ -186,10 +188,16 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing listens on.
+
+    It is drawn below the ports that a system gives to outgoing connections: one of those may be taken again by any connection
+    that is made before our process listens, and a node that does not come up lets the others wait.
+    """
+    for port in random.SystemRandom().sample(LISTENING, 100):
+        with contextlib.suppress(OSError), contextlib.closing(socket.socket()) as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise FedstillError("no free port between 20000 and 31999 was found on this machine")
 
 
 def listening(address: str) -> bool:
