@@ -33,28 +33,27 @@ def test_nodes_that_die_hang_or_lie_cost_their_replies(pace, tmp_path):
         "tests.engine.trouble:Trouble",
         options={"distillation": {"steps": 3}, "line": False},  # the judges would wait for the dead as well
         rounds=3,
-        data={"domains": ["embedded:mnist", "embedded:optdigits", "embedded:rotated"]},
-        clients={"per_domain": 2, "timeout": max(25.0, 10 * pace)},
+        clients={"per_domain": 2, "timeout": max(30.0, 15 * pace)},
         model={"clients": ["mlp", "cnn-small"], "options": {}, "by": "client"},
     )
     out = tmp_path / "out"
     with Loopback(tmp_path / "link") as link:
-        nodes = [link.node(f"node-{i}", {"partition-id": i, "num-partitions": 6}) for i in range(6)]
-        submitted = link.submit(write_app(tmp_path / "app", setup), {"out": str(out), "nodes": 6})
-        until(lambda: len(read_history(out / "history.jsonl")) == 1, 90 + 60 * pace, "the first round")
-        os.killpg(nodes[5].pid, signal.SIGKILL)  # the machine of rotated-1 loses power
+        nodes = [link.node(f"node-{i}", {"partition-id": i, "num-partitions": 4}) for i in range(4)]
+        submitted = link.submit(write_app(tmp_path / "app", setup), {"out": str(out), "nodes": 4})
+        until(lambda: len(read_history(out / "history.jsonl")) == 1, 120 + 60 * pace, "the first round")
+        os.killpg(nodes[3].pid, signal.SIGKILL)  # the machine of optdigits-1 loses power
         submitted.wait(240 + 100 * pace)
         first, second, third = read_history(out / "history.jsonl")
         started = [process.pid for process in link.processes]
     assert not first["dropped"]
     assert set(first["prototypes"]) == {"mlp", "cnn-small"}  # two architectures, both distilled from all
     reasons = {d["client"]: d["reason"] for d in second["dropped"]}
-    assert second["clients"] == ["mnist-0", "mnist-1"]
+    assert second["clients"] == ["mnist-0"]
+    assert "not finite" in reasons["mnist-1"]
     assert "no reply within" in reasons["optdigits-0"]
-    assert "not finite" in reasons["optdigits-1"]
-    assert "wrong shape" in reasons["rotated-0"]
-    assert "rotated-1" in reasons
-    assert {"mnist-0", "mnist-1", "optdigits-1", "rotated-0"} <= set(third["clients"])
+    assert "optdigits-1" in reasons
+    assert "mnist-1" in third["clients"]  # forgiven
+    assert "wrong shape" in {d["client"]: d["reason"] for d in third["dropped"]}["mnist-0"]
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
     assert not [pid for pid in started if psutil.pid_exists(pid)]
 
