@@ -105,7 +105,7 @@ class Client:
     def of(cls, task: Task, client: str, round: int, memory: Message | None = None, validation: float = 0.0) -> Client:
         """The client of that id, ready to train in ``round``; a share ``validation`` of its samples is held out."""
         info = task.clients[client]
-        data, held = task.split_of(client, validation) if validation else (task.data_of(client), None)
+        data, held = task.split_of(client, validation, round) if validation else (task.data_of(client), None)
         return cls(info.id, info.domain, info.prototype, data, round, task.seed, task, memory or Message(), held)
 
     @property

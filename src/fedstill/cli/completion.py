@@ -53,6 +53,7 @@ KEYS = (
     "clients.per_round",
     "clients.timeout",
     "clients.validation",
+    "clients.validation_drawn",
     "data.channels",
     "data.classes",
     "data.domains",

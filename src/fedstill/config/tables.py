@@ -117,8 +117,12 @@ class Clients(Part):
     """Number of clients that take part in a round, instead of ``fraction``."""
 
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """The share of its samples that each client holds out to judge models and never trains on, in systems whose judge asks the
-    clients. Clients of other systems train on all of their samples."""
+    """The share of its samples that each client holds out of a round's training to judge that round's models, in systems whose
+    judge asks the clients. Clients of other systems train on all of their samples."""
+
+    validation_drawn: Literal["round", "once"] = "round"
+    """Whether other samples are held out in every round, so that none is lost to training, or the same ones in all rounds."""
+
     min_replies: Positive = 1
     """The run stops if an exchange brings fewer usable replies than this."""
 

@@ -309,10 +309,10 @@ class Task:
                 samples = flip_labels(samples, poison.level, len(self.classes), rng)
         return samples
 
-    def split_of(self, client: str, share: float) -> tuple[Samples, Samples]:
-        """A client's training samples, split into those it trains on and those it holds out to judge models; the split is the
-        same in every round."""
-        return hold_out(self.data_of(client), share, numpy_stream(self.seed, "validation", client))
+    def split_of(self, client: str, share: float, round: int) -> tuple[Samples, Samples]:
+        """A client's training samples, split into those it trains on in this round and those it holds out to judge models."""
+        drawn = (round,) if self.config.clients.validation_drawn == "round" else ()
+        return hold_out(self.data_of(client), share, numpy_stream(self.seed, "validation", client, *drawn))
 
     @cached_property
     def pool(self) -> Pool | None:
