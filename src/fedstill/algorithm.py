@@ -165,6 +165,7 @@ class Ends:
     student: State
     held: tuple[Samples, Tensor] | None = None
     snapshots: Sequence[State] = ()  # of the student, on its way
+    plain: State | None = None  # the average by examples, where the system has another
 
 
 @dataclass
@@ -186,12 +187,17 @@ class Round:
     validated: dict[str, float] = field(default_factory=dict)  # replies' accuracy on the server's labelled data, measured once
 
     def offer(
-        self, averages: Mapping[str, State], students: Mapping[str, State], held: tuple[Samples, Tensor] | None = None
+        self,
+        averages: Mapping[str, State],
+        students: Mapping[str, State],
+        held: tuple[Samples, Tensor] | None = None,
+        plain: Mapping[str, State] | None = None,
     ) -> None:
         """Let a judge choose a point between each average and the student distilled from it. ``held`` are samples that the
-        students did not learn from, and the ensemble's targets for them."""
+        students did not learn from, and the ensemble's targets for them; ``plain`` are the averages by examples of a system that
+        averages otherwise, which the judge may prefer."""
         self.ends = {
-            name: Ends(averages[name], student, held, self.snapshots.get(name, ()))
+            name: Ends(averages[name], student, held, self.snapshots.get(name, ()), (plain or {}).get(name))
             for name, student in students.items()
             if name in averages
         }

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.algorithm import Client, Ends, Reply, Round
+from fedstill.algorithm import Client, Ends, Reply, Round, Server
 from fedstill.algorithms import create
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.engine.exchange import JUDGE
 from fedstill.engine.inprocess import InProcess
 from fedstill.fusion.line import held_share
-from fedstill.run.judging import DELIVERED, _snapshot, delivered
+from fedstill.run.judging import DELIVERED, _snapshot, delivered, settle
 from fedstill.run.loop import Result, drive, run
 from fedstill.task import Task
 
@@ -207,3 +207,28 @@ def test_a_snapshot_replaces_the_whole_line_only_where_it_is_better() -> None:
     assert not parts
     assert _snapshot("net", ends, [0.5, 0.8], 0.7, parts)["delivered"] == 1
     assert parts[DELIVERED + "net"]["w"].item() == 2.0
+
+
+def test_an_average_by_examples_is_judged_beside_a_systems_own(tiny: Any, tmp_path: Path) -> None:
+    """FedRAD averages by its scores: where the judge finds the plain average better, that is delivered and carried on."""
+    data, local = {"server": "embedded:blended", "validation": 0.2}, {"epochs": 20}
+    config = tiny(**tree({"judge": "server"}, rounds=2, data=data, local=local))
+    good = model(run(config, tmp_path / "run"))  # better than chance
+    bad = {name: torch.zeros_like(tensor) for name, tensor in good.items()}  # knows nothing
+    algorithm = create(Task(config))
+    for plain, own, wanted in ((good, bad, True), (bad, good, False)):
+        context = Round(1, 1, 0)
+        context.offer({"mlp": own}, {"mlp": own}, plain={"mlp": plain})
+        settled = settle(algorithm, InProcess(algorithm, tmp_path), Server({"mlp": own}), [], context)
+        assert context.notes["line"]["plain"]["mlp"]["delivered"] == wanted
+        assert same(settled.server.models["mlp"], good)
+        assert same(delivered(settled.server).models["mlp"], good)
+
+
+def test_fedrad_offers_the_plain_average(tiny: Any, tmp_path: Path) -> None:
+    config = tree(None, rounds=2)
+    config["algorithm"]["name"] = "fedrad"
+    here = run(tiny(**config), tmp_path / "here")
+    assert all(0 <= line["line"]["plain"]["mlp"]["score"] <= 1 for line in here.history)
+    there = run(tiny(**{**config, "engine": {"workers": 1}}), tmp_path / "there")
+    assert same(model(there), model(here))

@@ -99,5 +99,5 @@ class FedRAD(FedDF[FedRADOptions]):
         starts = self.starts(server, merged, round)
         models = learn(self.task, starts, samples, table, options, round, snapshots=self.snapshots)
         note_ceiling(self.task, starts, teachers, weighting, options, round, space)
-        round.offer(merged, models)
+        round.offer(merged, models, plain=self.merge(server, replies, round) if self.options.line else None)
         return Server({**merged, **models}, server.parts, server.values)

@@ -11,7 +11,7 @@ from fedstill.data.samples import Samples
 from fedstill.engine.exchange import JUDGE
 from fedstill.engine.memory import MemoryStore
 from fedstill.engine.wire import BUFFERS, keeps_buffers, packed, received, without_buffers
-from fedstill.fusion.judges import AVERAGE, RIGHT, SNAPSHOT, STUDENT, right_answers
+from fedstill.fusion.judges import AVERAGE, OTHER, RIGHT, STUDENT, right_answers
 from fedstill.fusion.line import candidates, held_share
 from fedstill.fusion.screening import not_finite
 from fedstill.local.poison import false_update
@@ -49,8 +49,8 @@ def verdict(algorithm: Algorithm, client: str, round: int, message: Message, mem
     points = [float(t) for t in json.loads(str(message.values["points"]))]
     if not len(held):
         return Message.of(samples=0)
-    early = [{**message.group(f"{SNAPSHOT}{i}"), **own} for i in range(int(message.values.get("snapshots", 0)))]
-    judged = candidates(average, student, points, early)
+    others = [{**message.group(f"{OTHER}{i}"), **own} for i in range(int(message.values.get("others", 0)))]
+    judged = candidates(average, student, points, others)
     right = right_answers(task.networks.get(person.prototype, "student"), judged, held)
     poison = task.config.data.poison
     if poison is not None and poison.kind == "false-verdict" and client in task.poisoned:

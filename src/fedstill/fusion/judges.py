@@ -15,10 +15,10 @@ from fedstill.fusion.distillation.divergence import divergence
 from fedstill.models.network import Network
 from fedstill.models.predict import predict_logits
 
-__all__ = ["AVERAGE", "RIGHT", "SNAPSHOT", "STUDENT", "Verdict", "agreements", "fault", "judged", "right_answers", "verdict_of"]
+__all__ = ["AVERAGE", "OTHER", "RIGHT", "STUDENT", "Verdict", "agreements", "fault", "judged", "right_answers", "verdict_of"]
 
 AVERAGE, STUDENT = "average", "student"  # the groups of a message to a judge: the ends of the line
-SNAPSHOT = "snapshot-"  # and with a number, the student's early states
+OTHER = "other-"  # and with a number, models that are not on the line: early states of the student, another average
 RIGHT = "right"  # the group of its reply that holds the counts
 
 

@@ -100,10 +100,10 @@ def point(average: State, student: State, t: float) -> State:
     return weighted_sum([average, student], [1 - t, t])
 
 
-def candidates(average: State, student: State, points: Sequence[float], snapshots: Sequence[State] = ()) -> Iterator[State]:
-    """What is judged, one after another: the points of the line, then the student's snapshots."""
+def candidates(average: State, student: State, points: Sequence[float], others: Sequence[State] = ()) -> Iterator[State]:
+    """What is judged, one after another: the points of the line, then models that are not on it."""
     yield from (point(average, student, t) for t in points)
-    yield from snapshots
+    yield from others
 
 
 def delivered_point(points: Sequence[float], scores: Sequence[float]) -> float:

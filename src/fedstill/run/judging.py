@@ -12,7 +12,7 @@ from fedstill.algorithm import Algorithm, Ends, Round, Server
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.engine.exchange import JUDGE, Engine
-from fedstill.fusion.judges import AVERAGE, SNAPSHOT, STUDENT, Verdict, agreements, fault, judged, right_answers, verdict_of
+from fedstill.fusion.judges import AVERAGE, OTHER, STUDENT, Verdict, agreements, fault, judged, right_answers, verdict_of
 from fedstill.fusion.line import Judge, Line, candidates, carried_point, delivered_point, judge_of, line_of, point
 
 __all__ = ["Settled", "delivered", "settle"]
@@ -56,10 +56,21 @@ def settle(algorithm: Algorithm, engine: Engine, server: Server, clients: Sequen
             parts[DELIVERED + name] = point(ends.average, ends.student, best)
         notes["delivered"][name], notes["carried"][name] = best, carried
         if found is not None and on_line is not None:
-            notes["scores"][name] = [float(f"{score:.5f}") for score in on_line]
-            early = found[len(line.points) :]
+            notes["scores"][name] = [_rounded(score) for score in on_line]
+            early = found[len(line.points) :][: len(ends.snapshots)]
             if early:
                 notes.setdefault("snapshots", {})[name] = _snapshot(name, ends, early, max(on_line), parts)
+            if ends.plain is not None:
+                kept = on_line[line.points.index(carried)] if carried in line.points else max(on_line)
+                said = {"delivered": found[-1] > max(found[:-1]), "carried": found[-1] > kept}
+                if said["carried"]:
+                    parts.setdefault(DELIVERED + name, models[name])  # unless something better was delivered already
+                    models[name] = ends.plain
+                    notes["carried"][name] = 0.0
+                if said["delivered"]:
+                    parts[DELIVERED + name] = ends.plain
+                    notes["delivered"][name] = 0.0
+                notes.setdefault("plain", {})[name] = {"score": _rounded(found[-1]), **said}
     if done.faults:
         notes["faults"] = done.faults
     round.note(line=notes)
@@ -73,7 +84,11 @@ def _snapshot(name: str, ends: Ends, scores: Sequence[float], best: float, parts
     taken = scores[first] > best
     if taken:
         parts[DELIVERED + name] = dict(ends.snapshots[first])
-    return {"scores": [float(f"{score:.5f}") for score in scores], "delivered": first if taken else None}
+    return {"scores": [_rounded(score) for score in scores], "delivered": first if taken else None}
+
+
+def _rounded(score: float) -> float:
+    return float(f"{score:.5f}")
 
 
 def _without(server: Server) -> Server:
@@ -104,7 +119,12 @@ def _scores(
 
 
 def _candidates(ends: Ends, line: Line) -> Iterator[State]:
-    return candidates(ends.average, ends.student, line.points, ends.snapshots)
+    return candidates(ends.average, ends.student, line.points, _others(ends))
+
+
+def _others(ends: Ends) -> list[State]:
+    """What is judged beside the line: the student's early states, then the average by examples."""
+    return [*ends.snapshots, *([ends.plain] if ends.plain is not None else [])]
 
 
 def _asked(
@@ -126,7 +146,7 @@ def _asked(
             continue
         try:
             message = outcome.read()
-            problem = fault(message, len(line.points) + len(round.ends[info.prototype].snapshots), info.samples)
+            problem = fault(message, len(line.points) + len(_others(round.ends[info.prototype])), info.samples)
         except FedstillError as error:
             problem = str(error)
         if problem is None:
@@ -143,5 +163,5 @@ def _asked(
 
 def _message(ends: Ends, points: Sequence[float]) -> Message:
     parts: Mapping[str, State] = {AVERAGE: ends.average, STUDENT: ends.student}
-    early: Mapping[str, State] = {f"{SNAPSHOT}{i}": dict(state) for i, state in enumerate(ends.snapshots)}
-    return Message.of(**parts, **early, points=json.dumps(list(points)), snapshots=len(early))
+    others: Mapping[str, State] = {f"{OTHER}{i}": dict(state) for i, state in enumerate(_others(ends))}
+    return Message.of(**parts, **others, points=json.dumps(list(points)), others=len(others))
