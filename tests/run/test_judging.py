@@ -55,8 +55,10 @@ def test_what_clients_hold_out_is_not_trained_on_in_that_round(tiny: Any) -> Non
     assert client.held is not None
     assert len(client.held) == round(0.1 * len(whole))
     rows = lambda samples: {bytes(row.numpy().tobytes()) for row in samples.x}
-    assert len(client.data) + len(client.held) == len(whole)
+    assert len(client.data) == len(whole)  # as many steps as without a judge: others take the place of those held out
+    assert not rows(client.data) & rows(client.held)
     assert rows(client.data) | rows(client.held) == rows(whole)
+    assert (client.data.counts(10) - whole.counts(10)).abs().max() <= 1  # of the same classes
     again = Client.of(asked.task, "optdigits-0", 2, validation=0.1)
     assert rows(again.held) != rows(client.held)  # none is lost to all rounds
     once = create(Task(tiny(**tree(None, clients={"per_domain": 2, "validation_drawn": "once"})))).task

@@ -118,7 +118,8 @@ class Clients(Part):
 
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """The share of its samples that each client holds out of a round's training to judge that round's models, in systems whose
-    judge asks the clients. Clients of other systems train on all of their samples."""
+    judge asks the clients. Others of the same classes are repeated in their place, so that a round has as many steps as without a
+    judge. Clients of other systems train on all of their samples."""
 
     validation_drawn: Literal["round", "once"] = "round"
     """Whether other samples are held out in every round, so that none is lost to training, or the same ones in all rounds."""

@@ -21,7 +21,7 @@ from fedstill.data.loading import load_domains
 from fedstill.data.partition import partition
 from fedstill.data.reading import Reading
 from fedstill.data.rows import Rows
-from fedstill.data.samples import Domain, Samples, hold_out
+from fedstill.data.samples import Domain, Samples, hold_out, stratified
 from fedstill.data.shifts import flip_labels, shift_labels
 from fedstill.data.sources import FILES
 from fedstill.data.text import TextOptions
@@ -310,9 +310,15 @@ class Task:
         return samples
 
     def split_of(self, client: str, share: float, round: int) -> tuple[Samples, Samples]:
-        """A client's training samples, split into those it trains on in this round and those it holds out to judge models."""
+        """A client's training samples, split into those it trains on in this round and those it holds out to judge models.
+
+        Others of the same classes take the place of those that are held out, so that a round has as many steps as without a
+        judge."""
         drawn = (round,) if self.config.clients.validation_drawn == "round" else ()
-        return hold_out(self.data_of(client), share, numpy_stream(self.seed, "validation", client, *drawn))
+        rng = numpy_stream(self.seed, "validation", client, *drawn)
+        kept, held = hold_out(self.data_of(client), share, rng)
+        assert kept.y is not None
+        return kept.take(np.concatenate([np.arange(len(kept)), stratified(kept.y, len(held), rng)])), held
 
     @cached_property
     def pool(self) -> Pool | None:
