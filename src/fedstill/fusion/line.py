@@ -51,8 +51,9 @@ class Line(Part):
     delivered one, or always the same share of the way to the student."""
     reach: Annotated[float, Field(ge=0, le=1)] = 0.5
     """How far towards the student the next round starts at most, where ``carry`` is ``tolerant``."""
-    tolerance: Annotated[float, Field(ge=0)] = 0.02
-    """The accuracy that the carried point may cost against the average, as the judge measures it."""
+    tolerance: Annotated[float, Field(ge=0)] = 0.05
+    """The accuracy that the carried point may cost against the average, as the judge measures it. The default is about twice the
+    standard error of a verdict on three hundred samples: less would stop students by chance."""
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     """The share of the clients' verdicts that is cut at either end, so that false ones cannot decide."""
 
