@@ -21,10 +21,12 @@ def test_every_row_is_a_valid_run_and_only_judged_ones_have_a_line(tmp_path: Pat
 
     monkeypatch.setattr(never_hurts, "runs_of", ran)
     cells = never_hurts.never_hurts(Plan(tmp_path, tmp_path))
-    assert len(cells) == len(found) == 4 * 9 + 4 * 13 + 13 + 2 * 13 + 4 * 13
+    assert len(cells) == len(found) == 4 * 9 + 4 * 13 + 13 + 2 * 13 + 2 * 5 + 4 * 13
     for name, config in found.items():
         line = config.algorithm.get("line")
         assert bool(line) == name.endswith("-judged"), name
         if name.endswith("-judged") and not name.endswith(("dafkd-judged", "fedftg-judged")):
             assert config.algorithm["source"]["kind"] == "varied"
+        elif name.startswith("demo") and not name.endswith(("fedavg", "dafkd", "fedftg", "judged")):
+            assert config.algorithm["source"]["kind"] == "data"  # as printed: the preset's variation is left out
         assert config.data.server not in config.data.domains

@@ -15,7 +15,7 @@ from fedstill.core.nested import laid_over
 from fedstill.reproduce import Cell, Plan, cell, runs_of
 from fedstill.run.configuration import tree_in
 
-__all__ = ["PHOTOS", "SYSTEMS", "columns", "frozen_photos", "never_hurts"]
+__all__ = ["PHOTOS", "SYSTEMS", "columns", "frozen_photos", "local_training", "never_hurts"]
 
 DIGITS = ("mnist", "usps", "svhn", "mnist_m")
 PHOTOS = ("art_painting", "cartoon", "photo", "sketch")
@@ -28,7 +28,6 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "FedRAD": {"name": "fedrad", "distillation": {**ADAM, "schedule": "cosine"}},
     "DaFKD": {
         "name": "dafkd",
-        "local_optimizer": {"name": "adam", "lr": 1e-3},
         "distillation": {"steps": 60},
         "source": {"size": 640},
     },
@@ -42,7 +41,8 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 GENERATING = ("DaFKD", "FedFTG")  # they make their samples, images alone
 
 
-def _local(epochs: int, rate: float) -> dict[str, Any]:
+def local_training(epochs: int, rate: float) -> dict[str, Any]:
+    """SGD in batches of 32, as every row has it."""
     return {"epochs": epochs, "batch_size": 32, "optimizer": {"name": "sgd", "lr": rate, "momentum": 0.9}}
 
 
@@ -57,7 +57,7 @@ def frozen_photos(plan: Plan, pool: str | None, *, rounds: int, epochs: int) -> 
     if pool is None:
         del data["server"]
     network = {"name": "efficientnet-lite0", "weights": "imagenet", "train": "head", "options": {"head": [256]}}
-    return {"rounds": rounds, "data": data, "model": network, "local": _local(epochs, 0.01), "engine": {"threads": 1}}
+    return {"rounds": rounds, "data": data, "model": network, "local": local_training(epochs, 0.01), "engine": {"threads": 1}}
 
 
 def columns(plan: Plan) -> Iterator[tuple[str, dict[str, Any], int]]:
@@ -67,15 +67,22 @@ def columns(plan: Plan) -> Iterator[tuple[str, dict[str, Any], int]]:
         yield f"pacs160 {pool}", frozen_photos(plan, pool, rounds=5, epochs=5), 4000
     for pool in DIGITS:
         data = _pool(root, DIGITS, pool, image_size=32, channels=3, limit=1200, test_limit=500)
-        yield f"digits {pool}", {"rounds": 6, "data": data, "local": _local(2, 0.02), **small}, 2400
-    yield "demo", laid_over(tree_in("demo"), {"engine": {"threads": 1, "workers": 0}}), 2400
+        yield f"digits {pool}", {"rounds": 6, "data": data, "local": local_training(2, 0.02), **small}, 2400
+    demo = laid_over(tree_in("demo"), {"engine": {"threads": 1, "workers": 0}})
+    for own in demo["for"].values():
+        own.get("algorithm", {}).pop("source", None)  # the rows say whether the pool is varied
+    yield "demo", demo, 2400
     for alpha in (0.1, 1.0):
         data = _pool(root, ["mnist"], "usps", image_size=28, channels=1, limit=2000, test_limit=1000)
         clients = {"per_domain": 10, "per_round": 5, "partition": {"kind": "dirichlet", "alpha": alpha}}
-        yield f"mnist alpha {alpha:g}", {"rounds": 8, "data": data, "clients": clients, "local": _local(5, 0.02), **small}, 2400
+        mnist = {"rounds": 8, "data": data, "clients": clients, "local": local_training(5, 0.02), **small}
+        yield f"mnist alpha {alpha:g}", mnist, 2400
+    for liars in (0.0, 0.2):
+        poison = {"poison": {"fraction": liars, "kind": "false-verdict"}} if liars else {}
+        yield f"false verdicts {liars:g}", laid_over(mnist, {"clients": {"per_round": 10}, "data": poison}), 2400
     for pool in PHOTOS:
         data = _pool(root / "pacs", PHOTOS, pool, image_size=64, channels=3, limit=400, test_limit=200)
-        yield f"pacs64 {pool}", {"rounds": 6, "data": data, "local": _local(2, 0.02), **small}, 1600
+        yield f"pacs64 {pool}", {"rounds": 6, "data": data, "local": local_training(2, 0.02), **small}, 1600
 
 
 def never_hurts(plan: Plan) -> Sequence[Cell]:
@@ -87,6 +94,8 @@ def never_hurts(plan: Plan) -> Sequence[Cell]:
         rows: dict[str, dict[str, Any]] = {"FedAvg": {"name": "fedavg"}}
         for title, options in SYSTEMS.items():
             if title in GENERATING and column.startswith("pacs160"):
+                continue
+            if column.startswith("false verdicts") and title not in ("FedDF", "FedD3A"):
                 continue
             # the demo's preset has its own steps and rates
             chosen = {"name": options["name"]} if column == "demo" else options

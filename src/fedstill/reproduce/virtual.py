@@ -1,7 +1,8 @@
 """One round, or ten, above a frozen pretrained network: virtual features, averages, students on a pool, and all data pooled.
 
 No paper's table. Each domain of PACS in turn is left out of the sites and is the pool of those that need one (domain shift), or
-three sites a domain hold uneven shares of its classes (label skew).
+three sites a domain hold uneven shares of its classes (label skew); news by ten sites with uneven topics; and, from scratch, the
+average of digits with and without a head that was trained again on virtual features.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from fedstill.core.nested import laid_over
 from fedstill.reproduce import Cell, Plan, cell, runs_of
-from fedstill.reproduce.never_hurts import PHOTOS, SYSTEMS, frozen_photos
+from fedstill.reproduce.never_hurts import PHOTOS, SYSTEMS, columns, frozen_photos, local_training
 
 __all__ = ["virtual"]
 
@@ -26,9 +27,30 @@ ROWS: dict[str, dict[str, Any]] = {
     "FedVirtual": {"name": "fedvirtual", "line": False},
     "FedVirtual judged": {"name": "fedvirtual", "line": {}},
     "FedVirtual, labels": {"name": "fedvirtual", "targets": "label", "line": False},
+    "FedGen": {"name": "fedgen"},
+    "DaFKD on features": {
+        "name": "dafkd",
+        "level": "features",
+        "line": False,
+        "distillation": {"steps": 200},
+        "source": {"size": 2000},
+    },
     "All data pooled": {"name": "ceiling"},
 }
 TEN = ("FedAvg", "FedD3A judged", "FedVirtual", "FedVirtual judged", "All data pooled")
+NEWS = (
+    "FedAvg",
+    "FedProx",
+    "FedDF",
+    "FedD3A",
+    "FedGen",
+    "DaFKD on features",
+    "FedVirtual",
+    "FedVirtual judged",
+    "All data pooled",
+)
+NEWS_TEN = ("FedAvg", "FedDF", "FedVirtual", "FedVirtual judged")
+CALIBRATED: dict[str, dict[str, Any]] = {"FedAvg": {"name": "fedavg"}, "FedAvg calibrated": {"name": "fedavg", "calibrate": True}}
 SKEWED = ("FedAvg", "FedProx", "FedD3A", "FedVirtual", "FedVirtual, labels", "All data pooled")
 
 
@@ -58,6 +80,34 @@ def settings(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for pool in PHOTOS:
         for row in TEN:
             yield row, f"ten rounds {pool}", {**frozen_photos(plan, pool, rounds=10, epochs=3), "algorithm": ROWS[row]}
+    for alpha in (0.1, 1.0):
+        for row in NEWS:
+            yield row, f"news one round alpha {alpha:g}", {**news(plan, alpha, rounds=1, epochs=10), "algorithm": ROWS[row]}
+    for row in NEWS_TEN:
+        yield row, "news ten rounds alpha 0.1", {**news(plan, 0.1, rounds=10, epochs=2), "algorithm": ROWS[row]}
+    scratch = {name: tree for name, tree, _ in columns(plan) if name in ("digits svhn", "mnist alpha 0.1")}
+    for column, tree in scratch.items():
+        for row, options in CALIBRATED.items():
+            yield row, column, {**tree, "algorithm": options}
+
+
+def news(plan: Plan, alpha: float, *, rounds: int, epochs: int) -> dict[str, Any]:
+    """AG News at ten sites above a frozen MiniLM; a tenth of the texts is the pool of those that need one."""
+    return {
+        "rounds": rounds,
+        "data": {
+            "root": str(plan.root()),
+            "domains": ["ag_news"],
+            "holdout": 0.1,
+            "limit": 4000,
+            "test_limit": 1000,
+            "text": {"length": 64},
+        },
+        "clients": {"per_domain": 10, "partition": {"kind": "dirichlet", "alpha": alpha}},
+        "model": {"name": "text:minilm", "train": "head", "options": {"head": [256]}},
+        "local": local_training(epochs, 0.01),
+        "engine": {"threads": 1},
+    }
 
 
 def virtual(plan: Plan) -> Sequence[Cell]:
