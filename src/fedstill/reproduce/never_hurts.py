@@ -73,7 +73,7 @@ def columns(plan: Plan) -> Iterator[tuple[str, dict[str, Any], int]]:
         own.get("algorithm", {}).pop("source", None)  # the rows say whether the pool is varied
     yield "demo", demo, 2400
     for alpha in (0.1, 1.0):
-        data = _pool(root, ["mnist"], "usps", image_size=28, channels=1, limit=2000, test_limit=1000)
+        data = _pool(root, ["mnist"], "usps", image_size=28, channels=1, limit=1200, test_limit=1000)
         clients = {"per_domain": 10, "per_round": 5, "partition": {"kind": "dirichlet", "alpha": alpha}}
         mnist = {"rounds": 8, "data": data, "clients": clients, "local": local_training(5, 0.02), **small}
         yield f"mnist alpha {alpha:g}", mnist, 2400
