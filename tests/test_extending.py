@@ -69,9 +69,9 @@ def last_line(folder: Path) -> dict:
 
 
 def test_parts_of_the_current_folder(folder: Path) -> None:
-    for workers in (0, 2):
+    for workers in (0, 1):
         fedstill("run", "here.toml", "--out", f"here{workers}", "--workers", workers, cwd=folder)
-    assert same(folder / "here0", folder / "here2")
+    assert same(folder / "here0", folder / "here1")
     line = last_line(folder / "here0")
     assert line["dropped"] == []
     assert sum(line["weights"].values()) == pytest.approx(1, abs=1e-3)
@@ -80,9 +80,9 @@ def test_parts_of_the_current_folder(folder: Path) -> None:
 
 def test_parts_of_an_installed_package(folder: Path, installed: Path, tmp_path: Path) -> None:
     (tmp_path / "installed.toml").write_text(FILES["installed.toml"])
-    for workers in (0, 2):
+    for workers in (0, 1):
         fedstill("run", "installed.toml", "--out", f"w{workers}", "--workers", workers, cwd=tmp_path, path=installed)
-    assert same(tmp_path / "w0", tmp_path / "w2")
+    assert same(tmp_path / "w0", tmp_path / "w1")
     listed = fedstill("parts", "weightings", cwd=tmp_path, path=installed).stdout
     assert "fedstill-example 1.0" in next(line for line in listed.splitlines() if "loudest" in line)
     assert "median-start" in fedstill("algorithms", "--json", cwd=tmp_path, path=installed).stdout
@@ -95,8 +95,9 @@ def test_parts_on_flowers_nodes(kind: str, folder: Path, installed: Path, tmp_pa
     path = installed if kind == "installed" else None
     place = tmp_path if kind == "installed" else folder
     (place / f"{kind}.toml").write_text(FILES[f"{kind}.toml"])
-    fedstill("flower", "up", f"{kind}.toml", "--set", "rounds=1", "--out", tmp_path / "flower", cwd=place, path=path)
-    fedstill("run", f"{kind}.toml", "--set", "rounds=1", "--out", tmp_path / "one", cwd=place, path=path)
+    short = ["--set", "rounds=1", "--set", "algorithm.line=false"]
+    fedstill("flower", "up", f"{kind}.toml", *short, "--out", tmp_path / "flower", cwd=place, path=path)
+    fedstill("run", f"{kind}.toml", *short, "--out", tmp_path / "one", cwd=place, path=path)
     assert same(tmp_path / "flower", tmp_path / "one")
 
 
