@@ -121,8 +121,9 @@ class Clients(Part):
     judge asks the clients. Others of the same classes are repeated in their place, so that a round has as many steps as without a
     judge. Clients of other systems train on all of their samples."""
 
-    validation_drawn: Literal["round", "once"] = "round"
-    """Whether other samples are held out in every round, so that none is lost to training, or the same ones in all rounds."""
+    validation_drawn: Literal["once", "round"] = "once"
+    """Whether the same samples are held out in all rounds, so that no model has seen them, or others in every round, so that none
+    is lost to training. The second favours the average where clients come to know their samples by heart."""
 
     min_replies: Positive = 1
     """The run stops if an exchange brings fewer usable replies than this."""
