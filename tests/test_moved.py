@@ -14,7 +14,7 @@ from fedstill.moved import MOVED
 @pytest.mark.parametrize("old", sorted(MOVED))
 def test_an_old_name_is_the_new_module(old: str) -> None:
     sys.modules.pop(old, None)
-    with pytest.warns(DeprecationWarning, match="now"):
+    with pytest.warns(DeprecationWarning, match="has moved to"):
         found = importlib.import_module(old)
     assert found is importlib.import_module(MOVED[old])
 

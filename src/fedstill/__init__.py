@@ -1,6 +1,6 @@
 """fedstill: fuse models trained where the data cannot leave.
 
-The public names are brought when they are first asked for, so that ``import fedstill`` takes no time.
+Public names are imported on first use, so that ``import fedstill`` is fast.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "run":  # a package that can be called
+    if name == "run":  # a callable package
         return importlib.import_module("fedstill.run")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedstill' has no attribute '{name}'")

@@ -1,9 +1,9 @@
-"""An algorithm is four functions; an engine carries messages between them and knows nothing of algorithms.
+"""An algorithm is four functions; an engine carries messages between them and knows nothing about algorithms.
 
 ::
 
     start()                        -> server     the server's first state
-    instruct(server, client_id)    -> message    what this client is sent
+    instruct(server, client_id)    -> message    the message to this client
     train(message, client)         -> message    runs where the data is
     fuse(server, replies, round)   -> server     runs on the server: merge, then distil
 
@@ -43,13 +43,13 @@ class Options(Part):
     """An algorithm's options: the keys of ``[algorithm]`` besides ``name``. Unknown keys are refused."""
 
 
-# Options are only read, so an algorithm with options of a kind is one with options of every kind above it.
+# Options are only read, so their type is covariant: options of a subclass will do wherever their base class is expected.
 OptionsT = TypeVar("OptionsT", bound=Options, covariant=True, default=Options)
 
 
 @dataclass
 class Server:
-    """The server's whole state: one set of weights per model prototype, and what an algorithm keeps besides.
+    """The server's whole state: one set of weights per model prototype, and anything else that an algorithm keeps.
 
     >>> server = Server(models={"mlp": {"w": torch.ones(2)}}, parts={"momentum": {"w": torch.zeros(2)}}, values={"k": [1]})
     >>> again = Server.from_message(server.to_message())
@@ -99,28 +99,28 @@ class Client:
     task: Task
     memory: Message = field(default_factory=Message)
 
-    held: Samples | None = None  # what the client holds out to judge models, where the system's judge asks clients
+    held: Samples | None = None  # samples held out to judge models, if the system's judge asks clients
 
     @classmethod
     def of(cls, task: Task, client: str, round: int, memory: Message | None = None, validation: float = 0.0) -> Client:
-        """The client of that id, ready to train in ``round``; a share ``validation`` of its samples is held out."""
+        """The client with that id, ready to train in ``round``; a share ``validation`` of its samples is held out."""
         info = task.clients[client]
         data, held = task.split_of(client, validation, round) if validation else (task.data_of(client), None)
         return cls(info.id, info.domain, info.prototype, data, round, task.seed, task, memory or Message(), held)
 
     @property
     def network(self) -> Network:
-        """The network of this client's architecture; its weights are whatever the last user left."""
+        """The network of this client's architecture; its weights are those that its last user left."""
         return self.task.networks.get(self.prototype)
 
     def rng(self, *purpose: object) -> torch.Generator:
-        """A random stream of this client's in this round."""
+        """This client's random stream for ``purpose`` in this round."""
         return stream(self.seed, "client", self.id, self.round, *purpose)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """One client's answer, screened. The message is read when it is asked for, so that teachers can be streamed."""
+    """One client's screened reply. The message is read on access, so that teachers can be streamed."""
 
     client: str
     domain: str
@@ -140,20 +140,20 @@ class Reply:
         return self.decode(self.read().group("model"))
 
     def part(self, name: str) -> State:
-        """Another group of tensors of the message."""
+        """Another group of tensors in the message."""
         return self.read().group(name)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Accuracies (0..1): of every test domain, and of every model prototype (mean over domains)."""
+    """Accuracies (0..1) on every test domain, and of every model prototype (mean over domains)."""
 
     domains: dict[str, float]
     prototypes: dict[str, float] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
-        """The mean over the domains, the figure that is compared."""
+        """The mean over the domains: the figure that comparisons use."""
         return fmean(self.domains.values()) if self.domains else float("nan")
 
 
@@ -164,13 +164,13 @@ class Ends:
     average: State
     student: State
     held: tuple[Samples, Tensor] | None = None
-    snapshots: Sequence[State] = ()  # of the student, on its way
-    plain: State | None = None  # the average by examples, where the system has another
+    snapshots: Sequence[State] = ()  # of the student during distillation
+    plain: State | None = None  # the average by examples, if the system has another
 
 
 @dataclass
 class Round:
-    """What ``fuse`` knows of the round it closes: its number (from 1), its random streams, and where notes go.
+    """What ``fuse`` knows about the round that it closes: its number (from 1), its random streams and its notes.
 
     Notes become fields of the round's line in ``history.jsonl``.
     """
@@ -181,9 +181,9 @@ class Round:
     phase: str = "train"
     notes: dict[str, Any] = field(default_factory=dict)
     progress: Callable[[str, int, int], None] = lambda what, done, of: None  # shown while the server works
-    ends: dict[str, Ends] = field(default_factory=dict)  # by prototype, where a judge is to choose between them
-    snapshots: dict[str, list[State]] = field(default_factory=dict)  # of each prototype's student, where they are judged too
-    speakers: Any = None  # the teachers of this round and their weighting, where an ensemble is to be kept (fusion/kept.py)
+    ends: dict[str, Ends] = field(default_factory=dict)  # by prototype, if a judge is to choose between them
+    snapshots: dict[str, list[State]] = field(default_factory=dict)  # of each prototype's student, if they are judged too
+    speakers: Any = None  # the teachers of this round and their weighting, if an ensemble is to be kept (fusion/kept.py)
     validated: dict[str, float] = field(default_factory=dict)  # replies' accuracy on the server's labelled data, measured once
 
     def offer(
@@ -193,9 +193,9 @@ class Round:
         held: tuple[Samples, Tensor] | None = None,
         plain: Mapping[str, State] | None = None,
     ) -> None:
-        """Let a judge choose a point between each average and the student distilled from it. ``held`` are samples that the
-        students did not learn from, and the ensemble's targets for them; ``plain`` are the averages by examples of a system that
-        averages otherwise, which the judge may prefer."""
+        """Let a judge choose a point between each average and the student distilled from it. ``held`` holds samples that the
+        students did not learn from, and the ensemble's targets for them; ``plain`` holds the averages by examples of a system
+        with another average, which the judge may prefer."""
         self.ends = {
             name: Ends(averages[name], student, held, self.snapshots.get(name, ()), (plain or {}).get(name))
             for name, student in students.items()
@@ -203,7 +203,7 @@ class Round:
         }
 
     def rng(self, *purpose: object) -> torch.Generator:
-        """A random stream of the server's in this round."""
+        """The server's random stream for ``purpose`` in this round."""
         return stream(self.seed, "server", self.number, *purpose)
 
     def note(self, **fields: Any) -> None:
@@ -212,9 +212,9 @@ class Round:
 
 
 class Algorithm(Generic[OptionsT]):
-    """The four functions. Subclasses say what is their own and leave the rest.
+    """The four functions. A subclass overrides what differs and inherits the rest.
 
-    A system with options of its own names their class twice, for type checkers and for the program:
+    A system with its own options names their class twice, once for type checkers and once for use at run time:
 
     >>> class MyOptions(Options):
     ...     strength: float = 1.0
@@ -222,7 +222,7 @@ class Algorithm(Generic[OptionsT]):
     ...     name = "mine"
     ...     Options = MyOptions
 
-    ``requires`` names the tensor groups a reply must have; ``model`` is checked against the architecture's own names, shapes
+    ``requires`` names the tensor groups that a reply must have; ``model`` is checked against the architecture's names, shapes
     and dtypes before ``fuse`` sees it.
     """
 
@@ -234,25 +234,25 @@ class Algorithm(Generic[OptionsT]):
     needs: ClassVar[Sequence[str]] = ()  # "pool", "target": what the task must have
     everyone: ClassVar[bool] = False  # every client takes part in every round
     has_ensemble: ClassVar[bool] = False  # whether its teachers can be kept as an ensemble
-    public_structure: ClassVar[bool] = False  # whether the server may have one of its own, model.student
+    public_structure: ClassVar[bool] = False  # whether the server may have its own architecture, model.student
     Options: type[OptionsT] = Options  # type: ignore[assignment]  # the default of OptionsT
 
     def __init__(self, task: Task, options: OptionsT | None = None):
         self.task = task
         self.options: OptionsT = options if options is not None else self.Options()
         if task.config.model.student is not None and not self.public_structure:
-            raise FedstillError(f"the server of {self.name} has the clients' own structures: it takes no model.student")
+            raise FedstillError(f"the server of {self.name} has the clients' architectures: remove model.student")
 
     def phases(self, round: int) -> Sequence[str]:
         """The named exchanges of a round; most protocols have one."""
         return ("train",)
 
     def required(self, phase: str) -> Sequence[str]:
-        """The tensor groups that a reply of ``phase`` must have; ``requires`` in every phase unless a protocol says otherwise."""
+        """The tensor groups that a reply of ``phase`` must have; by default ``requires`` in every phase."""
         return self.requires
 
     def cohort(self, round: int) -> int:
-        """The round whose draw of clients takes part in ``round``: its own, unless a protocol keeps its clients for a while."""
+        """The round whose sampled clients take part in ``round``: itself, unless a protocol keeps its clients for several."""
         return round
 
     def start(self) -> Server:
@@ -260,7 +260,7 @@ class Algorithm(Generic[OptionsT]):
         return Server({name: self.task.networks.initial(name) for name in self.task.networks.prototypes})
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
-        """What ``client`` is sent: by default the weights of its prototype."""
+        """The message to ``client``: by default, the weights of its prototype."""
         return Message.of(model=server.models[self.task.clients[client].prototype])
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
@@ -276,15 +276,15 @@ class Algorithm(Generic[OptionsT]):
         return None
 
     def samples(self, server: Server, round: Round) -> Tensor | None:
-        """Generated images (n, channels, height, width) in [-1, 1] to look at, a row a class; None where nothing is generated."""
+        """Generated images (n, channels, height, width) in [-1, 1] to look at, one row per class; None if there are none."""
         return None
 
     def trained_generator(self, server: Server) -> Generator | None:
-        """The generator that a finished run leaves behind; None where a system trains none."""
+        """The generator that a finished run saves; None if the system trains none."""
         return None
 
     def evaluate(self, server: Server) -> Scores:
-        """Accuracy on every domain's test set; the mean over prototypes where there are several."""
+        """Accuracy on every domain's test set, as the mean over prototypes."""
         size = self.task.config.evaluation.batch_size
         scores = {
             name: {domain: accuracy(self.loaded(name, state), test, size) for domain, test in self.task.tests.items()}
@@ -294,16 +294,16 @@ class Algorithm(Generic[OptionsT]):
         return Scores(domains, {name: fmean(by.values()) for name, by in scores.items()})
 
     def predictions(self, server: Server, samples: Samples) -> list[Tensor]:
-        """The class that each of the evaluated models gives each sample; none where the server has no model to ask."""
+        """The class that each evaluated model predicts for each sample; empty if the server has no model."""
         size = self.task.config.evaluation.batch_size
         return [predict_logits(self.loaded(name, state), samples, size).argmax(1).cpu() for name, state in server.models.items()]
 
     def products(self, server: Server) -> dict[str, tuple[str, State]]:
-        """The models that a finished run leaves behind, by name: (architecture, weights); what was evaluated."""
+        """The evaluated models, which a finished run saves, by name: (architecture, weights)."""
         return {name: (name, state) for name, state in server.models.items()}
 
     def loaded(self, prototype: str, state: State) -> Network:
-        """The network that a server's model is: of the architecture's own shape, unless a system changes it."""
+        """A server model as a network; override it if the system changes the shapes of its architecture."""
         return self.task.networks.load(prototype, state, role="student")
 
     @cached_property
@@ -325,6 +325,6 @@ Kind = TypeVar("Kind", bound=type[Algorithm])
 
 
 def algorithm(kind: Kind) -> Kind:
-    """Add the decorated system to the common set, under its ``name``."""
+    """Register the decorated system under its ``name``."""
     ALGORITHMS.add(kind.name, kind)
     return kind

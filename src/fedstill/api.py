@@ -30,12 +30,12 @@ def compare(
 ) -> list[Run]:
     """Run every system with every seed, as ``fedstill compare`` does. Writes table.md, summary.json and report.html.
 
-    ``what`` is a preset, a TOML file or a tree of plain values; ``listener`` makes the one that is told of each run. Finished
-    runs in ``out`` are kept and interrupted ones resumed; so the same call can be made again.
+    ``what`` is a preset, a TOML file or a tree of plain values; ``listener`` makes the listener of each run. Finished runs in
+    ``out`` are kept and interrupted ones resumed, so the same call can be repeated.
 
-    What ``[algorithm]`` says of training (``distillation``, ``source.size``, ...) and what ``settings`` say reaches every system
-    that has the option; ``say`` is called with what does not apply to a system, a line each, before the first run, and with a
-    sign of life where the work between runs takes long.
+    The training options in ``[algorithm]`` (``distillation``, ``source.size``, ...) and ``settings`` apply to every system that
+    has the option. Before the first run, ``say`` is called with one line for each set of options that does not apply to a
+    system. It is also called with a sign of life if the work between runs takes long.
     """
     folder = Path(out)
     with alive(say, lambda: "checking the configurations"):

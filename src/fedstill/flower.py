@@ -1,7 +1,7 @@
-"""fedstill with Flower: apps that run a configuration, and strategies for an app of one's own.
+"""fedstill with Flower: apps that run a configuration, and strategies for your own app.
 
 ``server_app`` and ``client_app`` make the two halves of a Flower app; ``fedstill flower init`` writes one that uses them.
-``FedDF`` and ``FedD3A`` take the place of ``flwr.serverapp.strategy.FedAvg`` where there is an app already.
+``FedDF`` and ``FedD3A`` replace ``flwr.serverapp.strategy.FedAvg`` in an existing app.
 """
 
 from fedstill.engine.flower.client import client_app

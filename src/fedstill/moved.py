@@ -1,4 +1,4 @@
-"""Modules that documentation of earlier versions named, and where they are now. Importing an old name brings the new module."""
+"""Modules that have moved since earlier versions documented them. Importing an old name gives the new module."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class _Moved(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         new = MOVED[module.__name__]
-        warnings.warn(f"{module.__name__} is {new} now", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"{module.__name__} has moved to {new}", DeprecationWarning, stacklevel=2)
         sys.modules[module.__name__] = importlib.import_module(new)  # what the import statement gets
 
 
 def install() -> None:
-    """Let old names be imported."""
+    """Make the old names importable."""
     if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
         sys.meta_path.append(_Moved())

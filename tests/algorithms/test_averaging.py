@@ -205,7 +205,7 @@ def test_a_prototype_whose_clients_were_all_dropped_takes_no_momentum_step(tiny)
 
 
 def test_no_public_structure_where_the_server_has_none_of_its_own(tiny):
-    with pytest.raises(FedstillError, match=r"takes no model\.student"):
+    with pytest.raises(FedstillError, match=r"remove model\.student"):
         create(Task(tiny(model={"clients": ["mlp", "lenet"], "student": "mlp"}, data={"image_size": 16})))
 
 

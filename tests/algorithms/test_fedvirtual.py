@@ -107,7 +107,7 @@ def test_virtual_features_mix_with_a_pool_on_a_frozen_trunk(tiny: Any, tmp_path:
     assert line["dropped"] == []
     assert list(line["statistics"]["coverage"]) == line["clients"]
     config["model"] = {"name": "mlp", "options": {"hidden": [16]}}
-    with pytest.raises(FedstillError, match="only on a frozen trunk"):
+    with pytest.raises(FedstillError, match="needs a frozen trunk"):
         run(tiny(**config), tmp_path / "whole")
 
 

@@ -96,7 +96,7 @@ def test_a_fifth_of_false_verdicts_moves_nothing(clients: int, gain: int) -> Non
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (Message.of(right={"counts": torch.tensor([1, 2])}, samples=0), "held nothing out"),
+        (Message.of(right={"counts": torch.tensor([1, 2])}, samples=0), "held out no samples"),
         (Message.of(right={"counts": torch.tensor([1, 2])}, samples=99), "at most 10"),
         (Message.of(right={"counts": torch.tensor([1, 2, 3])}, samples=5), "not 2 counts"),
         (Message.of(right={"counts": torch.tensor([1.0, 2.0])}, samples=5), "not 2 counts"),

@@ -1,1 +1,1 @@
-"""The server's side: which replies are used, where the student starts, on what and how it learns from the teachers."""
+"""The server side: which replies are used, where the student starts, and on which samples and how it learns from teachers."""

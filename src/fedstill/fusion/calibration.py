@@ -1,9 +1,10 @@
-"""Calibration of a classifier: after averaging, its head is retrained on features drawn from the clients' statistics.
+"""Classifier calibration: after averaging, the head is retrained on features drawn from the clients' statistics.
 
 Luo et al., No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data (CCVR, NeurIPS 2021). The
 clients describe their features under the merged model, class by class (Eq. 3); the server draws virtual features with their
 classes as labels (Eq. 6) and trains only the head on them (Eq. 7). The paper combines the clients' Gaussians of a class into one
-(Eq. 4 and 5); here features are drawn from each client's own, in proportion to its samples, which keeps their differences.
+(Eq. 4 and 5); here features are drawn from each client's own Gaussians, in proportion to its samples, which preserves their
+differences.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Calibration(Part):
     """How clients describe their features."""
 
     size: Positive = 10_000
-    """Features that are drawn."""
+    """Number of features to draw."""
 
     epochs: Positive = 5
     """Passes over them."""
@@ -55,7 +56,7 @@ class Calibration(Part):
 def calibrated(
     task: Task, models: Mapping[str, State], replies: Sequence[Reply], options: Calibration, round: Round
 ) -> dict[str, State]:
-    """The models with heads trained on virtual features, each on those of its own clients; nothing else changes."""
+    """The models with heads trained on virtual features, each on those of its prototype's clients; nothing else changes."""
     found = dict(models)
     local = Local(epochs=options.epochs, batch_size=options.batch_size, optimizer=options.optimizer)
     for name in models:
@@ -65,9 +66,9 @@ def calibrated(
         network = task.networks.load(name, models[name], role="student")
         shape = network.output_shape(task.raw_shape) if isinstance(network, Top) else (network.feature_dim,)
         virtual = draw_virtual(mine, options.size, shape, round.rng("calibrate", name))
-        told = torch.nonzero(virtual.labels >= 0).flatten()  # rare classes that are described together have no label
+        told = torch.nonzero(virtual.labels >= 0).flatten()  # rare classes described together have no label
         if not len(told):
-            raise FedstillError("no client described a class of its own, so no head can be calibrated: lower min_samples")
+            raise FedstillError("no client described any class separately, so no head can be calibrated: lower min_samples")
         z = virtual.samples.take(told)
         features = apply(network.features, network, z) if isinstance(network, Top) else z.x
         fit(HeadOnly(network), Samples(features, virtual.labels[told]), local, rng=round.rng("calibrate", name, "fit"))

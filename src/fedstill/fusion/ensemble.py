@@ -1,5 +1,5 @@
 """Ensembles: teachers are streamed, one at a time, over the samples into one table of targets. This takes the memory of one
-teacher, however many there are; the table is computed once per round, and the student trains on it.
+teacher, no matter how many there are. The table is computed once per round, and the student trains on it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def ensemble_table(
 
 
 def summed_space(space: Space, direction: str) -> Space:
-    """What is summed over the teachers: ``losses`` is a sum of probabilities or of logits, by the divergence's direction."""
+    """The outputs to sum over the teachers: for ``losses``, probabilities or logits, depending on the divergence's direction."""
     if space != "losses":
         return space
     return "probabilities" if direction == "forward" else "logits"
@@ -123,7 +123,7 @@ def scored_table(total: Tensor, mass: Tensor, weights: Tensor, *, space: Space, 
     """
     known = mass > 0
     if not bool(known.any()):
-        raise FedstillError("every teacher's score is zero for every sample: the weighting has broken down")
+        raise FedstillError("every teacher's score is zero for every sample: try another weighting")
     sample_weight = None if bool(known.all()) else known[:, 0].to(total.dtype)
     total, weights = total / mass.where(known, 1), weights / mass.where(known, 1)
     if space == "probabilities":
@@ -138,7 +138,7 @@ def spread(outputs: Tensor, places: Sequence[int], classes: int, silence: float)
     tensor([[0.3000, 0.0000, 0.7000]])
     """
     if outputs.shape[1] != len(places):
-        raise FedstillError(f"a teacher of {len(places)} classes has {outputs.shape[1]} outputs")
+        raise FedstillError(f"a teacher with {len(places)} classes has {outputs.shape[1]} outputs")
     return outputs.new_full((len(outputs), classes), silence).index_copy_(1, torch.tensor(places, device=outputs.device), outputs)
 
 
@@ -168,7 +168,7 @@ class SpooledLogits:
     device: torch.device
 
     def slices(self, size: int = BATCH) -> Iterator[Tensor]:
-        """The logits (teachers, b, classes) of ``size`` samples after another."""
+        """The logits (teachers, b, classes) of ``size`` samples at a time."""
         for i in range(0, self.spool.shape[1], size):
             yield torch.from_numpy(np.array(self.spool[:, i : i + size])).to(self.device)
 
@@ -183,7 +183,7 @@ def spooled_logits(
     progress: Callable[[int, int], None] = lambda done, of: None,
     known_by: Tensor | None = None,
 ) -> Iterator[SpooledLogits]:
-    """All teachers' logits on all samples, for votes that need them at once, in the memory of one teacher.
+    """All teachers' logits on all samples, for votes that need them at once, with one teacher in memory at a time.
 
     ``predict(k, network, samples)`` gives teacher ``k``'s logits if they are not simply its predictions; ``known_by``
     has one entry per class if teachers know only some of them.
@@ -196,7 +196,7 @@ def spooled_logits(
             logits = predict(k, network, samples) if predict is not None else apply(network, network, samples, batch_size)
             device = logits.device
             if teacher.places is not None and known_by is not None:
-                # teachers of different classes are on one scale only as log-probabilities
+                # only the log-probabilities of teachers with different classes are comparable
                 logits = spread(logits.log_softmax(1), teacher.places, len(known_by), -torch.inf)
             if spool is None:
                 spool = np.memmap(file, np.float32, "w+", shape=(len(teachers), *logits.shape))
@@ -216,7 +216,7 @@ def _voted(
     known_by: Tensor | None,
 ) -> Table:
     """The table of a vote, which needs every teacher's prediction on a sample at once."""
-    if torch.compiler.is_exporting() and known_by is None:  # a program has all teachers in memory
+    if torch.compiler.is_exporting() and known_by is None:  # an exported program has all teachers in memory
         networks = [teacher.load() for teacher in teachers]
         ballot = weighting.vote(torch.stack([apply(network, network, samples) for network in networks]) / temperature)
         return Table(ballot.targets, ballot.weights, ballot.sample_weight)

@@ -12,7 +12,7 @@ from fedstill.models.generator import Generator
 
 __all__ = ["deviations", "generator_quality"]
 
-EACH = 16  # samples of a class
+EACH = 16  # samples per class
 
 
 def deviations(images: Tensor, labels: Tensor, classes: int) -> tuple[float, float]:
@@ -34,8 +34,8 @@ def generator_quality(
     generator: Generator, rng: torch.Generator, say: Callable[[Samples], Tensor] | None = None
 ) -> dict[str, float]:
     """``within`` and ``between`` (:func:`deviations`) of a generator's images. If ``say`` gives their class probabilities, also
-    ``classes``, the effective number of classes among them, and for a conditional generator ``label_agreement``, the share of its
-    samples that are predicted as the class that they were made for."""
+    ``classes``, the effective number of classes among them, and for a conditional generator ``label_agreement``, the share of
+    its samples that are predicted as the class they were generated for."""
     labels = torch.arange(generator.classes).repeat(EACH)
     generator.eval()
     with torch.no_grad():

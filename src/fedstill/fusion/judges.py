@@ -1,4 +1,4 @@
-"""Who says which model is better: verdicts on a few candidates, and what several verdicts come to."""
+"""Judges compare a few candidate models; their verdicts are combined into one score per candidate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RIGHT = "right"  # the group of its reply that holds the counts
 
 @dataclass(frozen=True)
 class Verdict:
-    """How many of ``samples`` each candidate got right, and whose data it was."""
+    """How many of ``samples`` each candidate classified correctly, and the domain of the samples."""
 
     domain: str
     right: Tensor  # (candidates,), whole numbers
@@ -32,12 +32,12 @@ class Verdict:
 
     @property
     def accuracy(self) -> Tensor:
-        """Of each candidate."""
+        """Each candidate's accuracy."""
         return self.right.double() / self.samples
 
 
 def right_answers(network: Network, states: Iterable[State], samples: Samples) -> Tensor:
-    """How many of the labelled samples each candidate gets right."""
+    """How many of the labelled samples each candidate classifies correctly."""
     assert samples.y is not None, "a judge's data has labels"
     found = []
     for state in states:
@@ -49,7 +49,7 @@ def right_answers(network: Network, states: Iterable[State], samples: Samples) -
 
 def agreements(network: Network, states: Iterable[State], samples: Samples, targets: Tensor) -> list[float]:
     """How well each candidate agrees with the ensemble on samples that the student did not learn from: ``exp(-KL)``, which is 1
-    where they say the same. It knows nothing of what the pool does not show."""
+    for equal predictions. It cannot measure what the pool does not show."""
     found = []
     for state in states:
         network.load_state_dict(state)
@@ -58,16 +58,16 @@ def agreements(network: Network, states: Iterable[State], samples: Samples, targ
 
 
 def fault(message: Message, candidates: int, held: int) -> str | None:
-    """Why a client's verdict cannot be used, or None. ``held`` is the most samples that it can have held out.
+    """Why a client's verdict cannot be used, or None. ``held`` is the largest number of samples that it can have held out.
 
     >>> fault(Message.of(right={"counts": torch.tensor([3, 9])}, samples=8), 2, 10)
     'it has more right answers than samples'
     """
     counts, samples = message.group(RIGHT).get("counts"), message.values.get("samples")
     if not isinstance(samples, int) or isinstance(samples, bool) or samples <= 0:
-        return "it held nothing out"
+        return "it held out no samples"
     if samples > held:
-        return f"it says that it held out {samples} samples, and can have at most {held}"
+        return f"it claims {samples} held-out samples, but can have at most {held}"
     if counts is None or counts.shape != (candidates,) or counts.is_floating_point() or bool((counts < 0).any()):
         return f"its verdict is not {candidates} counts"
     if bool((counts > samples).any()):
@@ -81,10 +81,11 @@ def verdict_of(message: Message, domain: str) -> Verdict:
 
 
 def judged(verdicts: Sequence[Verdict], trim: float) -> list[float]:
-    """One score a candidate: the mean accuracy over the domains, in each by the numbers of samples.
+    """One score per candidate: the mean accuracy over the domains, weighted within each domain by the number of samples.
 
-    What false verdicts could move is the *difference* between candidates. So for every candidate the clients are ordered by how
-    much it gains over the first, the share ``trim`` is cut at either end, and the score is the first one's plus what is left.
+    False verdicts do harm through the *difference* between candidates. So, for every candidate, the clients are sorted by its
+    gain over the first candidate and the share ``trim`` is cut at either end. The score is the first candidate's plus the mean
+    of the gains left.
 
     >>> honest = [Verdict("a", torch.tensor([50, 60]), 100) for _ in range(4)]
     >>> [round(s, 3) for s in judged([*honest, Verdict("a", torch.tensor([100, 0]), 100)], 0.2)]

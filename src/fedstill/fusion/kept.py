@@ -1,8 +1,8 @@
-"""An ensemble as a product: the teachers of a fusion and what weighs them, kept in a folder and used as one network.
+"""An ensemble as a product: the teachers of a fusion and their weighting, kept in a folder and used as one network.
 
-The folder has a file a teacher (weights, and what its site reported for the weighting), the backbones that reports were made
-with, and ``ensemble.json``, written last. Nothing in it is a program. The ensemble is what a student is distilled from: better
-where teachers know different things, and as many times dearer to ask as it has teachers.
+The folder has one file per teacher (its weights, and its site's report for the weighting), the backbones that reports were made
+with, and ``ensemble.json``, written last. It contains no code. Students are distilled from this ensemble. It is better than they
+are if its teachers know different things, but each prediction costs as many forward passes as it has teachers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ INDEX = "ensemble.json"
 
 @dataclass(frozen=True)
 class Speakers:
-    """The teachers of one fusion, and how what they say is put together."""
+    """The teachers of one fusion, and how their predictions are combined."""
 
     teachers: Sequence[Teacher]
     weighting: str
@@ -50,11 +50,11 @@ class Speakers:
     round: int = 1
     rounds: int = 1
     classes: Sequence[str] = ()
-    backbones: Mapping[str, Callable[[], Network]] = field(default_factory=dict)  # that reports were made with, by prototype
+    backbones: Mapping[str, Callable[[], Network]] = field(default_factory=dict)  # by prototype; the reports were made with these
 
 
 class Mixed(Protocol):
-    """The options of a system that say how its teachers are put together."""
+    """The options of a system that control how its teachers are combined."""
 
     weighting: str
     ensemble: Space
@@ -64,7 +64,7 @@ class Mixed(Protocol):
 def speakers_of(
     task: Task, options: Mixed, settings: Mapping[str, Any], server: Server, teachers: Sequence[Teacher], round: Round
 ) -> Speakers:
-    """A round's ensemble, as it can be kept."""
+    """A round's ensemble, ready to be kept."""
     networks, replies = task.networks, [teacher.reply for teacher in teachers if teacher.reply is not None]
     wanted = dict.fromkeys(r.prototype if r.prototype in server.models else networks.student for r in replies)
     backbones = {name: partial(networks.load, name, server.models[name], "backbone") for name in wanted}
@@ -84,8 +84,8 @@ def speakers_of(
 
 
 def settled(speakers: Speakers, pool: Samples | None) -> Speakers:
-    """The same speakers, whose votes no longer depend on batches: voters that the pool's batches normalised get the pool's
-    statistics for their own, since what is kept must say the same of a sample in whatever company it comes."""
+    """The same speakers, with votes that do not depend on batches: voters that were normalised by the pool's batches get the
+    pool's statistics as their own, since a kept ensemble must predict the same for a sample in any batch."""
     kind = options_kind(speakers.weighting)
     if kind is None or not issubclass(kind, Voters):
         return speakers
@@ -100,10 +100,10 @@ def _recalibrated(teacher: Teacher, samples: Samples) -> Network:
 
 
 def write_ensemble(folder: Path, speakers: Speakers, about: Callable[[str], Mapping[str, Any]]) -> None:
-    """Write the folder, a teacher at a time. ``about`` says of a prototype what :func:`fedstill.models.build` needs."""
+    """Write the folder, one teacher at a time. ``about`` gives what :func:`fedstill.models.build` needs for a prototype."""
     report = report_of(speakers.weighting)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / INDEX).unlink(missing_ok=True)  # a folder without an index is no ensemble
+    (folder / INDEX).unlink(missing_ok=True)  # a folder without an index is not an ensemble
     listed = []
     for k, teacher in enumerate(speakers.teachers):
         prototype = teacher.prototype or (teacher.reply.prototype if teacher.reply is not None else None)
@@ -134,7 +134,7 @@ def write_ensemble(folder: Path, speakers: Speakers, about: Callable[[str], Mapp
 
 
 class Ensemble(Network):
-    """Teachers that speak together as one network: raw inputs in, log-probabilities out."""
+    """Teachers combined into one network: raw inputs in, log-probabilities out."""
 
     def __init__(self, members: Sequence[Network], speakers: Speakers):
         super().__init__()
@@ -146,14 +146,14 @@ class Ensemble(Network):
         first = members[0]
         if all((one.mean, one.std, one.input_shape) == (first.mean, first.std, first.input_shape) for one in members):
             self.mean, self.std, self.input_shape = first.mean, first.std, first.input_shape
-        self.alike = self.input_shape == first.input_shape  # one input for all, which a program outside of fedstill needs
+        self.alike = self.input_shape == first.input_shape  # all take the same input, as an exported program requires
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Inputs pass as they are: every member makes them its own."""
+        """Inputs pass unchanged: every member normalises them itself."""
         return x
 
     def backbone(self, x: Tensor) -> Tensor:
-        """What the teachers say together, as log-probabilities."""
+        """The teachers' combined prediction, as log-probabilities."""
         said = self.speakers
         references = dict(zip(said.backbones, self.references, strict=True))
         context = WeightingContext(

@@ -1,8 +1,8 @@
-"""The line between the average and the student: which point of it is delivered, and which is carried on.
+"""The line between the average and the student: which point on it is delivered, and which is carried over.
 
-Distillation may cost accuracy where the pool is unlike the clients' data. So a judge compares a few points between the two. The
-best of them is *delivered*: evaluated, and saved at the end. What the next round starts from is *carried*, and need not be the
-same: a student that costs a point now is often worth several rounds later.
+Distillation may cost accuracy if the pool is unlike the clients' data. So a judge compares a few points between the two. The best
+of them is *delivered*: evaluated, and saved at the end. The next round starts from the *carried* point, which may be another one:
+a student that loses a percentage point now often gains several in later rounds.
 """
 
 from __future__ import annotations
@@ -39,39 +39,39 @@ class Line(Part):
 
     judge: Judge = "auto"
     """Who compares the points: ``server`` on its labelled data (``data.validation``), ``clients`` on data that each holds out
-    (``clients.validation``), ``pool`` by agreement with the ensemble on samples held out of the pool, ``none`` for nobody.
-    ``auto`` asks the server where it has labelled data, and the clients otherwise. Test data never judges."""
+    (``clients.validation``), ``pool`` by agreement with the ensemble on samples held out of the pool, or ``none``. ``auto`` asks
+    the server if it has labelled data, and the clients otherwise. Test data are never used to judge."""
     points: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=2)] = [0.0, 0.25, 0.5, 0.75, 1.0]
-    """The points that are compared: 0 is the average, 1 the student. Clients are sent the two ends and make the others."""
+    """The points to compare: 0 is the average, 1 the student. Clients receive the two ends and compute the others."""
     snapshots: Annotated[int, Field(ge=0)] = 0
-    """So many early states of the student are judged too, evenly spread over its steps, and may be delivered. Each is one more
-    model that a judging client is sent."""
+    """Number of early states of the student to judge as well, evenly spread over its steps; the best may be delivered. Each is
+    one more model to send to every judging client."""
     carry: Annotated[float, Field(ge=0, le=1)] | Literal["tolerant", "delivered"] = "tolerant"
-    """What the next round starts from: the farthest point within ``reach`` that costs at most ``tolerance`` (``tolerant``), the
-    delivered one, or always the same share of the way to the student."""
+    """The point that the next round starts from: the farthest one within ``reach`` that costs at most ``tolerance``
+    (``tolerant``), the delivered one (``delivered``), or a fixed share of the way to the student."""
     reach: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """How far towards the student the next round starts at most, where ``carry`` is ``tolerant``."""
+    """The farthest point towards the student from which the next round may start, if ``carry`` is ``tolerant``."""
     tolerance: Annotated[float, Field(ge=0)] = 0.05
-    """The accuracy that the carried point may cost against the average, as the judge measures it. The default is about twice the
+    """The accuracy that the carried point may lose against the average, as measured by the judge. The default is about twice the
     standard error of a verdict on three hundred samples: less would stop students by chance."""
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
-    """The share of the clients' verdicts that is cut at either end, so that false ones cannot decide."""
+    """The share of the clients' verdicts to cut at either end, so that false ones cannot decide."""
 
     @field_validator("points")
     @classmethod
     def _ends(cls, points: list[float]) -> list[float]:
         if sorted(set(points)) != points or points[0] != 0 or points[-1] != 1:
-            raise ValueError("points grow from 0, the average, to 1, the student")
+            raise ValueError("points must increase from 0 (the average) to 1 (the student)")
         return points
 
 
 def line_of(algorithm: Algorithm[Any]) -> Line | None:
-    """The line of a system that distils; None for one that does not, and where ``line = false``."""
+    """The line of a system that distils; None if it does not, or if ``line = false``."""
     return getattr(algorithm.options, "line", None) or None
 
 
 def judge_of(line: Line, config: Config) -> Judge:
-    """Who judges: as asked, or the best that the task offers."""
+    """The judge: as configured, or the best that the task offers."""
     if line.judge != "auto":
         return line.judge
     return "server" if config.data.validation else "clients" if config.clients.validation else "none"
@@ -84,13 +84,13 @@ def held_share(algorithm: Algorithm[Any]) -> float:
 
 
 def pool_share(algorithm: Algorithm[Any]) -> float:
-    """The share of the pool that students do not learn from, because agreement with the ensemble on it judges them."""
+    """The share of the pool held out of the students' training, to judge them by agreement with the ensemble."""
     line = line_of(algorithm)
     return 0.1 if line is not None and judge_of(line, algorithm.task.config) == "pool" else 0.0
 
 
 def point(average: State, student: State, t: float) -> State:
-    """``(1 - t) average + t student``; the ends are what they are, to the last bit.
+    """``(1 - t) average + t student``; the ends are returned unchanged, bit for bit.
 
     >>> import torch
     >>> point({"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}, 0.25)["w"].item()
@@ -102,13 +102,13 @@ def point(average: State, student: State, t: float) -> State:
 
 
 def candidates(average: State, student: State, points: Sequence[float], others: Sequence[State] = ()) -> Iterator[State]:
-    """What is judged, one after another: the points of the line, then models that are not on it."""
+    """The models to judge, in order: the points of the line, then models that are not on it."""
     yield from (point(average, student, t) for t in points)
     yield from others
 
 
 def delivered_point(points: Sequence[float], scores: Sequence[float]) -> float:
-    """The best point; of equals the one nearest the average.
+    """The best point; on a tie, the one nearest the average.
 
     >>> delivered_point([0.0, 0.5, 1.0], [0.7, 0.8, 0.8])
     0.5
@@ -117,7 +117,7 @@ def delivered_point(points: Sequence[float], scores: Sequence[float]) -> float:
 
 
 def carried_point(points: Sequence[float], scores: Sequence[float] | None, options: Line) -> float:
-    """What the next round starts from; as far as it may go where nobody judged.
+    """The point that the next round starts from; without scores, ``reach`` itself unless ``carry`` is a number.
 
     >>> carried_point([0.0, 0.5, 1.0], [0.70, 0.69, 0.60], Line()), carried_point([0.0, 0.5, 1.0], [0.70, 0.71, 0.72], Line())
     (0.5, 0.5)

@@ -1,7 +1,7 @@
-"""Sources whose updates are false: left out by their distance from the others, or weighed down by how seldom they are the median.
+"""False sources: left out by their distance from the others, or given less weight if they are seldom the median.
 
-A vote weighs sources by what they say together, and a mirrored model is confident and wrong on everything: the vote alone does
-not withstand it (docs/results/poisoning.md). Where its weights lie, and how far its logits are from the middle, gives it away.
+A vote weights sources by their agreement. A mirrored model is confident and wrong on everything, and the vote alone does not
+withstand it (docs/results/poisoning.md). The distances of its weights and of its logits from the median give it away.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fedstill.task import Task
 
 __all__ = ["Outliers", "drop_far", "median_scores", "near", "sketch"]
 
-WIDTH = 4096  # numbers that a model is summed up in; distances are then right within a few per cent
-FEWEST = 4  # of fewer nobody can say who is the odd one out
+WIDTH = 4096  # numbers in a model's sketch; distances are then accurate to a few per cent
+FEWEST = 4  # with fewer models, nothing shows which one is the outlier
 
 
 class Outliers(Part):
@@ -35,12 +35,12 @@ class Outliers(Part):
     median. ``both``: one after the other."""
 
     factor: Annotated[float, Field(gt=1)] = 2.0
-    """The distance that is too far, in median distances."""
+    """The largest distance that is accepted, in median distances."""
 
 
 def sketch(parameters: Sequence[Tensor], width: int = WIDTH) -> Tensor:
-    """A model's parameters summed up in ``width`` numbers (a count sketch): random signs, then sums of every ``width``-th number.
-    Distances stay about what they are, so that all models can be compared in the memory of one.
+    """A model's parameters compressed to ``width`` numbers (a count sketch): random signs, then sums of every ``width``-th
+    number. Distances stay about the same, so that all models can be compared with one in memory at a time.
 
     >>> one, other = torch.randn(9000, generator=torch.Generator().manual_seed(0)), torch.zeros(9000)
     >>> abs(float((sketch([one]) - sketch([other])).norm() / one.norm()) - 1) < 0.05
@@ -52,7 +52,7 @@ def sketch(parameters: Sequence[Tensor], width: int = WIDTH) -> Tensor:
 
 
 def near(points: Tensor, factor: float) -> Tensor:
-    """Which of ``points`` (n, d) lie within ``factor`` times the median distance from their median; all where they are few.
+    """Which of ``points`` (n, d) lie within ``factor`` times the median distance from their median; all if there are few.
 
     >>> near(torch.tensor([[1.0], [1.2], [0.9], [1.1], [-3.0]]), 2.0).tolist()
     [True, True, True, True, False]
@@ -64,10 +64,10 @@ def near(points: Tensor, factor: float) -> Tensor:
 
 
 def drop_far(task: Task, replies: Sequence[Reply], options: Outliers, round: Round) -> Sequence[Reply]:
-    """The replies whose weights lie near the others of their architecture; who was left out is noted."""
+    """The replies whose weights lie near the others of their architecture; a note lists the clients left out."""
     kept: set[str] = set()
     for prototype in dict.fromkeys(reply.prototype for reply in replies):
-        names = [name for name, _ in task.networks.get(prototype).named_parameters()]  # statistics tell domains, not liars
+        names = [name for name, _ in task.networks.get(prototype).named_parameters()]  # statistics differ between honest domains
         group = [reply for reply in replies if reply.prototype == prototype]
         points = torch.stack([sketch([model[name] for name in names]) for model in (reply.model for reply in group)])
         kept |= {reply.client for reply, ok in zip(group, near(points, options.factor).tolist(), strict=True) if ok}

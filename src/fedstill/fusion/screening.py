@@ -1,4 +1,4 @@
-"""Whose reply is used: a reply must be finite and well-formed before it can touch the model."""
+"""Screening: a reply must be finite and well-formed before it can touch the model."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def fault(message: Message, requires: Sequence[str], template: Mapping[str, Tens
 
 
 def not_finite(message: Message) -> str | None:
-    """The name of a tensor or value of the message that holds a nan or an infinity, or None."""
+    """The name of a tensor in the message that holds a NaN or an infinity, or of a value that is NaN; None if all is well."""
     numbers = {name: tensor for name, tensor in message.tensors.items() if tensor.is_floating_point()}
-    # a sum is finite only where every element is, short of overflow; the exact check runs where it is not
+    # a finite sum has finite elements only; a sum may also overflow, so the exact check follows
     if numbers and not torch.isfinite(sum((tensor.sum() for tensor in numbers.values()), torch.zeros(()))):
         for name, tensor in numbers.items():
             if not torch.isfinite(tensor).all():

@@ -1,4 +1,4 @@
-"""Teachers: who speaks in an ensemble."""
+"""Teachers: the members of an ensemble."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["Teacher", "network_of", "teacher_from", "teachers_of"]
 
 @dataclass(frozen=True)
 class Teacher:
-    """One member of an ensemble; ``load`` brings its network, which may be the same object for the next teacher.
+    """One member of an ensemble; ``load`` returns its network, and the next teacher may reuse the same object.
 
-    A teacher that does not know every class says in ``places`` which of the ensemble's classes each of its outputs is.
+    For a teacher that does not know every class, ``places`` gives the ensemble's class of each of its outputs.
     """
 
     name: str
     load: Callable[[], Network] = field(repr=False)
     reply: Reply | None = None
     places: tuple[int, ...] | None = None
-    prototype: str | None = None  # its architecture, where it is not its reply's
+    prototype: str | None = None  # its architecture, if not that of its reply
 
 
 def network_of(task: Task, reply: Reply) -> Network:
-    """A reply's model, in the one teaching network of its architecture. Where BatchNorm statistics stay with the clients
-    (``model.buffers = "local"``) it gets those that its weights have on the server's data."""
+    """A reply's model, loaded into the one teacher network of its architecture. If BatchNorm statistics stay with the clients
+    (``model.buffers = "local"``), they are estimated on the server's data."""
     network = task.networks.load(reply.prototype, reply.model, role="teacher")
     return recalibrate(network, task.statistics_data) if task.config.model.buffers == "local" else network
 

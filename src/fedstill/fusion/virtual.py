@@ -1,4 +1,4 @@
-"""What virtual features are: the word of the site that each was drawn from, or the class that it was drawn for."""
+"""Targets for virtual features: the prediction of the site that each was drawn from, or the class that it was drawn for."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def own_table(
     *,
     by_label: bool = False,
 ) -> Table:
-    """Each site's word on its own features, or the classes that they were drawn for where they were drawn for one; teachers
-    stream by, one in memory. A label counts along the classes of its own site (``Teacher.places``)."""
+    """Each site's predictions on its own features; with ``by_label``, the class of a feature that was drawn for one. Teachers are
+    streamed, one in memory at a time. A label is an index into the classes of its own site (``Teacher.places``)."""
     weights = F.one_hot(virtual.origin, len(teachers)).float()
     targets = torch.zeros(len(virtual.origin), classes)
     for k, teacher in enumerate(teachers):

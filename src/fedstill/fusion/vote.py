@@ -21,7 +21,7 @@ Variant = Literal["kdcl", "kd3a"]
 
 
 class Gate(Part):
-    """The confidence that a source must have in order to be heard, growing linearly with the rounds.
+    """The confidence that a source needs to be heard, growing linearly with the rounds.
 
     >>> [round(Gate().at(r, 4), 3) for r in (1, 2, 4)], round(Gate(reach=False).at(4, 4), 4)
     ([0.8, 0.85, 0.95], 0.9125)
@@ -45,12 +45,12 @@ class Gate(Part):
 
 @dataclass(frozen=True)
 class Vote:
-    """The outcome on n samples; a leading axis of subsets is there where subsets voted."""
+    """The outcome on n samples, with a leading axis of subsets if subsets voted."""
 
-    knowledge: Tensor  # (..., n, classes): p_i, the mean prediction of the supporters; of all members where nobody supports
+    knowledge: Tensor  # (..., n, classes): p_i, the mean prediction of the supporters, or of all members if there are none
     consensus: Tensor  # (..., n): the consensus class
-    supporters: Tensor  # (..., n, sources): who supports it
-    support: Tensor  # (..., n): n_p, how many do; 0 where the sample is not used
+    supporters: Tensor  # (..., n, sources): which sources support it
+    support: Tensor  # (..., n): n_p, the number of supporters; 0 if the sample is not used
     quality: Tensor  # (..., n): n_p * max p_i, the sample's part of Eq. 2
 
     def hard(self) -> Tensor:
@@ -63,11 +63,11 @@ def knowledge_vote(probabilities: Tensor, gate: float, *, variant: Variant = "kd
 
     ``kdcl``: (1) sources whose highest confidence is below the gate are filtered out; (2) the others' confidences are summed
     class by class, the largest sum is the consensus class, and sources whose confidence *in that class* is below the gate are
-    filtered out; (3) those left support it: p is their mean, n_p their number. A sample without supporters counts nothing. That
-    happens when nobody passes the gate, and also when the consensus class is everybody's second choice.
+    filtered out; (3) those left support it: p is their mean, n_p their number. A sample without supporters does not count. That
+    happens if no source passes the gate, and also if the consensus class is every source's second choice.
 
-    ``kd3a``: only sources above the gate speak (all where none is), each for its own best class with its confidence there; the
-    class with the largest sum wins. A sample counts only where somebody is above the gate.
+    ``kd3a``: only sources above the gate vote (all if none is), each for its most likely class with its confidence in it; the
+    class with the largest sum wins. A sample counts only if some source is above the gate.
 
     ``members`` (subsets, sources) is a boolean mask for many electorates at once.
 

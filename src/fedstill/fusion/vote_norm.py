@@ -1,8 +1,8 @@
-"""Whose BatchNorm statistics speak when teachers vote about samples that are not theirs.
+"""Which BatchNorm statistics teachers use when they vote on samples from other domains.
 
-A source's running statistics are those of its own domain. On a shifted target they put its features out of place, and it then
-says one class of nearly everything, confidently (docs/adaptation.md). KD3A's code votes on the statistics of the target's
-batches; KDCL's paper and FedRAD's do not say.
+A source's running statistics are those of its own domain. On a shifted target they displace its features, and it then predicts
+one class for nearly every sample, with confidence (docs/adaptation.md). KD3A's code votes with the statistics of the target's
+batches; the papers of KDCL and FedRAD do not say.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedstill.training.batches import batches
 __all__ = ["Predict", "VoteNorm", "Voters", "by_batch_statistics", "voters"]
 
 Predict = Callable[[int, Network, Samples], Tensor]  # teacher's number, its network, samples -> logits
-EARLIER = {"batch": "pool", "running": "own"}  # the words that KD3A's option had
+EARLIER = {"batch": "pool", "running": "own"}  # former values of KD3A's option
 VoteNorm = Annotated[Literal["pool", "own"], BeforeValidator(lambda word: EARLIER.get(str(word), word))]
 
 
@@ -33,12 +33,12 @@ class Voters(Part):
     """The options that all votes have in common."""
 
     vote_norm: VoteNorm | None = None
-    """BatchNorm of teachers that vote. ``pool``: by the batches of the samples that they vote on. ``own``: by the running
-    statistics that they come with. Unset: ``pool`` where the server has a pool, ``own`` elsewhere."""
+    """BatchNorm statistics of the voting teachers. ``pool``: those of the batches that they vote on. ``own``: their own running
+    statistics. Unset: ``pool`` if the server has a pool, otherwise ``own``."""
 
 
 def voters(norm: VoteNorm, rng: torch.Generator, batch_size: int = BATCH) -> Predict | None:
-    """How a voter's logits are computed; None where they are its usual predictions. The network is left as it was."""
+    """A function that computes a voter's logits; None for its usual predictions. It leaves the network unchanged."""
     if norm == "own":
         return None
 
@@ -47,7 +47,9 @@ def voters(norm: VoteNorm, rng: torch.Generator, batch_size: int = BATCH) -> Pre
         if not layers:
             return apply(network, network, samples, batch_size)
         kept = [{name: tensor.clone() for name, tensor in layer.named_buffers()} for layer in layers]
-        even = math.ceil(len(samples) / math.ceil(len(samples) / batch_size)) if len(samples) else batch_size  # no small rest
+        even = (
+            math.ceil(len(samples) / math.ceil(len(samples) / batch_size)) if len(samples) else batch_size
+        )  # no small remainder
         logits = by_batch_statistics(network, samples, even, rng)
         for layer, buffers in zip(layers, kept, strict=True):
             for name, tensor in layer.named_buffers():
@@ -58,9 +60,9 @@ def voters(norm: VoteNorm, rng: torch.Generator, batch_size: int = BATCH) -> Pre
 
 
 def by_batch_statistics(network: Network, samples: Samples, batch_size: int, rng: torch.Generator) -> Tensor:
-    """The logits of every sample, normalised in random batches by their own statistics, to which the running ones drift.
+    """The logits of every sample, normalised in random batches by the batch statistics; the running statistics drift to these.
 
-    Only BatchNorm layers are in training mode; KD3A's code puts dropout there as well.
+    Only BatchNorm layers are in training mode; in KD3A's code, dropout is as well.
     """
     device = next(network.parameters()).device
     was_training = network.training
@@ -73,7 +75,7 @@ def by_batch_statistics(network: Network, samples: Samples, batch_size: int, rng
     with torch.no_grad():
         for index in batches(len(samples), batch_size, rng):
             if len(index) == 1:
-                left.append(index)  # one sample has no statistics of its own: the running ones must do
+                left.append(index)  # one sample has no batch statistics: use the running ones
                 continue
             found[index.to(device)] = network(network.normalise(samples.x[index].to(device)))
         network.eval()

@@ -1,8 +1,8 @@
 """Drop-worst: leave out teachers that predict no better than chance (FedDF, section 4.2).
 
-On the server's labelled validation data, a model whose accuracy is under ``factor`` times chance is dropped, from the average and
-as a teacher. Where none is that bad, those further than ``deviations`` standard deviations below the mean of the others (the best
-one set aside) do not teach; the authors' code has them in the average all the same.
+A model whose accuracy on the server's labelled validation data is under ``factor`` times chance is dropped, from the average and
+as a teacher. If none is that bad, models more than ``deviations`` standard deviations below the mean of all but the best do not
+teach; as in the authors' code, they stay in the average.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class DropWorst(Part):
     """The two rules by which models are dropped, given their validation accuracies."""
 
     factor: Annotated[float, Field(ge=1)] = 1.2
-    """Drop models whose accuracy is under this many times chance, from the average and as teachers."""
+    """Drop models whose accuracy is below this many times chance, from the average and as teachers."""
 
     deviations: Annotated[float, Field(ge=0)] = 1.5
-    """If there are none, models more than this many standard deviations under the mean of all but the best do not teach; 0 drops
+    """If there are none, models more than this many standard deviations below the mean of all but the best do not teach; 0 drops
     none. They stay in the average, as in the authors' code."""
 
 
@@ -40,7 +40,7 @@ def kept(scores: Tensor, classes: int, rule: DropWorst, teachers: bool = True) -
 
     >>> kept(torch.tensor([0.6, 0.1, 0.5]), 10, DropWorst()).tolist()
     [True, False, True]
-    >>> scores = torch.tensor([0.61, 0.6, 0.59, 0.6, 0.3])  # nobody near chance, one far behind the others
+    >>> scores = torch.tensor([0.61, 0.6, 0.59, 0.6, 0.3])  # none near chance, one far behind the others
     >>> kept(scores, 10, DropWorst())[-1].item(), kept(scores, 10, DropWorst(), teachers=False)[-1].item()
     (False, True)
     """
@@ -52,19 +52,19 @@ def kept(scores: Tensor, classes: int, rule: DropWorst, teachers: bool = True) -
 
 
 def check_worst(task: Task, rule: DropWorst | None) -> None:
-    """Refuse a rule that nothing can be measured for, before anybody has trained."""
+    """Refuse a rule without validation data to measure accuracies on, before any client trains."""
     if rule is not None and not task.config.data.validation:
         raise FedstillError("drop_worst needs labelled data on the server: set data.validation, e.g. 0.1")
 
 
 def drop_worst(task: Task, replies: Sequence[Reply], rule: DropWorst | None, round: Round) -> Sequence[Reply]:
-    """The replies that may enter the average: those better than chance, all of them without a ``rule``; who was left out is noted
-    in the history. If all would go, all stay."""
+    """The replies that may enter the average: those better than chance, or all of them without a ``rule``. The history notes
+    which were left out. If all would be dropped, all stay."""
     return _dropped(task, replies, rule, round, teachers=False)
 
 
 def drop_teachers(task: Task, replies: Sequence[Reply], rule: DropWorst | None, round: Round) -> Sequence[Reply]:
-    """Of the replies that entered the average, those that teach: where chance left out nobody, without the far worst."""
+    """Of the replies that entered the average, those that teach: if none was dropped as near chance, all but those far below."""
     return replies if "worst" in round.notes else _dropped(task, replies, rule, round, teachers=True)
 
 
@@ -72,7 +72,7 @@ def _dropped(task: Task, replies: Sequence[Reply], rule: DropWorst | None, round
     if rule is None:
         return replies
     validation = task.validation
-    assert validation is not None, "check_worst has seen to it"
+    assert validation is not None, "check_worst has checked this"
     for r in replies:
         if r.client not in round.validated:
             round.validated[r.client] = accuracy(network_of(task, r), validation)
@@ -87,5 +87,5 @@ def _dropped(task: Task, replies: Sequence[Reply], rule: DropWorst | None, round
 
 
 def round_to(value: float) -> float:
-    """Four digits are enough for a note."""
+    """Round to four decimals, enough for a note."""
     return float(f"{value:.4f}")

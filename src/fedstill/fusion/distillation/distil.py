@@ -64,7 +64,7 @@ def distil(
     """Train ``student`` in place towards the table's targets on ``samples``.
 
     ``table`` is the fixed table of the round, or for fresh inputs a function that makes one for each batch; the inputs are
-    samples with new augmentation, or those that ``inputs`` makes. With ``validation`` the best snapshot is the result, and
+    samples with new augmentation, or those that ``inputs`` makes. With ``validation``, the best snapshot is the result, and
     training stops after ``patience`` steps without a better one. ``snapshots`` is the number of evenly spaced states to keep.
     An ``optimizer`` passed by the caller (over the student's parameters) keeps its state from one round to the next.
     """
@@ -145,7 +145,7 @@ def distil(
                 break
     if averaged is not None:
         student.load_state_dict(averaged)
-        if options.student_norm != "frozen":  # averaged weights need statistics of their own
+        if options.student_norm != "frozen":  # averaged weights need their own statistics
             recalibrate(student, samples)
     elif best_state is not None:
         student.load_state_dict(best_state)

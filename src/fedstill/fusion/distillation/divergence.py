@@ -24,7 +24,7 @@ def divergence(
     """KL between target probabilities and a student's logits.
 
     ``forward`` is KL(target || student), FedDF's AVGLOGITS; ``reverse`` is KL(student || target), FedD3A's Eq. 8 as written.
-    ``weight`` scales each sample's part. The sum is divided by the number of samples (``batchmean``), or by samples times
+    ``weight`` scales each sample's term. The sum is divided by the number of samples (``batchmean``), or by samples times
     classes (``mean``).
 
     >>> p, q = torch.tensor([[0.75, 0.25]]), torch.tensor([[0.5, 0.5]])

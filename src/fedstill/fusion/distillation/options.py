@@ -17,10 +17,10 @@ class Averaging(Part):
     """Stochastic weight averaging (SWA) of the student: the mean of its weights over training."""
 
     start: Annotated[int, Field(ge=0)] = 0
-    """First step whose weights are averaged, at the latest after a third of all steps (FedBE: 500 of 1,580)."""
+    """First step whose weights are averaged, but no later than a third of all steps (FedBE: 500 of 1,580)."""
 
     every: Positive | Literal["epoch"] = 25
-    """Steps between averaged weights; ``epoch`` averages those after every pass over the samples."""
+    """Steps between averaged weights; ``epoch`` averages the weights after every pass over the samples."""
 
 
 class Distillation(Part):
@@ -60,7 +60,7 @@ class Distillation(Part):
     """The learning rate over the steps of a round; ``cosine`` falls to zero."""
 
     clip: Annotated[float, Field(ge=0)] | None = 5.0
-    """Largest norm of the gradient (5 in FedDF's code); 0 does not clip."""
+    """Largest norm of the gradient (5 in FedDF's code); 0 disables clipping."""
 
     patience: Annotated[int, Field(ge=0)] | None = 1000
     """Stop after this many steps without a better validation accuracy and keep the best student, if there is validation data; 0
@@ -74,11 +74,11 @@ class Distillation(Part):
     the running statistics follow. ``recalibrate``: as ``train``, and re-estimate them at the end."""
 
     keep_if_worse: Literal["student", "merged"] = "student"
-    """The model that is kept if distillation lowers the validation accuracy; ``merged`` is the one that it started from."""
+    """The model to keep if distillation lowers the validation accuracy; ``merged`` is the one that the student started from."""
 
     fresh: bool = False
-    """Ask the teachers about new inputs, augmented or generated, in every step instead of once a round about a fixed set: exact,
-    and slower the more teachers there are."""
+    """Ask the teachers about new inputs, augmented or generated, in every step, instead of once per round about a fixed set. This
+    is exact, and slower the more teachers there are."""
 
     augment: Augment = Augment()
     """Augmentation of ``fresh`` inputs."""
@@ -90,7 +90,7 @@ class Distillation(Part):
     """Mix inputs and targets in pairs, in a proportion drawn from Beta(mixup, mixup) for each batch."""
 
     def under(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Like every table; ``steps`` alone overrides a default in ``epochs``.
+        """As for every table, but ``steps`` alone overrides a default in ``epochs``.
 
         >>> Distillation.model_validate(Distillation(epochs=20).under({"steps": 200})).epochs
         0

@@ -44,8 +44,8 @@ def transfer(
     hold: float = 0.0,
     snapshots: int = 0,
 ) -> tuple[dict[str, State], tuple[Samples, Tensor] | None]:
-    """Distil the teachers into every model of ``models`` (the students' starts). Returns the students' weights, and the share
-    ``hold`` of the samples that they did not learn from, with the ensemble's targets.
+    """Distil the teachers into every model of ``models`` (the students' initial weights). Returns the students' weights, and the
+    share ``hold`` of the samples that they did not learn from, with the ensemble's targets.
 
     ``view`` is the part of a network that takes ``samples``: all of it, or only its head if they are features. ``inputs``
     makes new ones for each step if ``options.fresh`` is set.
@@ -77,14 +77,14 @@ def transfer(
     students = learn(task, models, samples, table, options, round, view=view, inputs=inputs, snapshots=snapshots)
     if heard.samples:
         round.note(weights=heard.means())
-    # measured last, so that a weighting which draws at random gives the same model whether or not it is measured
+    # measured last, so that a weighting that draws at random gives the same model whether or not it is measured
     note_ceiling(task, models, teachers, weighting, options, round, space)
     return students, held
 
 
 @dataclass
 class Heard:
-    """The teachers' mean weights over tables that come a batch at a time.
+    """The teachers' mean weights over tables that come batch by batch.
 
     >>> heard = Heard(["a", "b"])
     >>> for weights in (torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]] * 3)):
@@ -126,7 +126,7 @@ def learn(
     inputs: Callable[[int, torch.Generator], Tensor] | None = None,
     snapshots: int = 0,
 ) -> dict[str, State]:
-    """The students' part of :func:`transfer`, for a table that is already there."""
+    """The students' part of :func:`transfer`, for a table that already exists."""
     students: dict[str, State] = {}
     losses: dict[str, dict[str, Any]] = {}
     for name, start in models.items():
@@ -162,7 +162,7 @@ def learn(
 
 
 def _named_like(student: State, taken: State) -> State:
-    """A snapshot with the student's names: one of a head alone is completed by the rest, which did not change.
+    """A snapshot with all of the student's tensors: a snapshot of the head alone gets the rest, which did not change.
 
     >>> _named_like({"body": torch.ones(1), "head.w": torch.ones(1)}, {"head.w": torch.zeros(1)})
     {'body': tensor([1.]), 'head.w': tensor([0.])}
@@ -203,10 +203,10 @@ def note_ceiling(
 
 
 def note_merged(task: Task, models: Mapping[str, State], round: Round) -> bool:
-    """Note the accuracy before distillation, in rounds where it is wanted; returns whether this is one."""
+    """Note the accuracy before distillation, in rounds that measure it; returns whether this round does."""
     evaluation = task.config.evaluation
     if not evaluation.ensemble or not task.tests or not evaluation.due(round.number, round.total):
-        round.note(merged_accuracy=None)  # not measured, and not the accuracy after distillation either
+        round.note(merged_accuracy=None)  # not measured, so the accuracy after distillation must not stand in for it
         return False
     clock = time.perf_counter()
     size, load = evaluation.batch_size, partial(task.networks.load, role="student")
@@ -238,7 +238,7 @@ def note_personal(task: Task, replies: Sequence[Reply], round: Round) -> None:
 
 
 def note_weights(task: Task, teachers: Sequence[Teacher], table: Table, samples: Samples, round: Round) -> None:
-    """Note each teacher's mean weight; if the samples are the server's pool, also by the domain they come from."""
+    """Note each teacher's mean weight; if the samples are the server's pool, also by domain of origin."""
     names = [teacher.name for teacher in teachers]
 
     def means(weights: Tensor) -> dict[str, float]:

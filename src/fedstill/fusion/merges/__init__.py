@@ -1,4 +1,4 @@
-"""Where the student starts, or what the merged model is: the contract, and the common set."""
+"""Merges, which make the merged model that a student starts from: the contract, and the built-in ones."""
 
 from fedstill.fusion.merges.average import (
     average,

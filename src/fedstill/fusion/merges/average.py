@@ -1,4 +1,4 @@
-"""Where the student starts: averages of the replies' weights, streamed so that one reply is in memory at a time."""
+"""Averages of the replies' weights, streamed so that one reply is in memory at a time."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def merge_models(
     replies: Sequence[Reply],
     weigh: Callable[[Sequence[Reply]], Sequence[float]] = by_examples,
 ) -> dict[str, State]:
-    """Each prototype averaged over its own clients, never across architectures; one without clients this round carries on.
+    """Each prototype averaged over its own clients, never across architectures; one without clients this round stays unchanged.
 
-    BatchNorm statistics follow ``model.buffers``: averaged with the weights, or estimated anew on the server's own data.
+    BatchNorm statistics follow ``model.buffers``: averaged with the weights, or re-estimated on the server's data.
     """
     merged = {}
     for name, before in server.models.items():
@@ -83,16 +83,16 @@ def merge_models(
 
 
 def with_statistics(task: Task, prototype: str, state: State) -> State:
-    """``state`` with the BatchNorm statistics that ``model.buffers`` asks for: as it has them, or estimated anew for it."""
+    """``state`` with the BatchNorm statistics that ``model.buffers`` selects: its own, or re-estimated for it."""
     if task.config.model.buffers == "average":
         return state
     return clone(recalibrate(task.networks.load(prototype, state, role="student"), task.statistics_data).state_dict())
 
 
 def note_shares(name: str, replies: Sequence[Reply], round: Round) -> None:
-    """Note what each client's weight is in the average that it goes into, where the merge ``name`` is an average."""
+    """Note each client's weight in the average that it enters, if the merge ``name`` is an average."""
     weigh = {"examples": by_examples, "uniform": uniform}.get(name)
-    if weigh is None:  # another merge has its own
+    if weigh is None:  # another merge notes its own
         own = round.notes.get("merge_weights")
         if own is not None:
             round.note(weights=own)
@@ -106,7 +106,7 @@ def note_shares(name: str, replies: Sequence[Reply], round: Round) -> None:
 
 @merge("examples")
 def _by_examples(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
-    """Each prototype's average, weighed by the numbers of examples."""
+    """Each prototype's average, weighted by the numbers of examples."""
     return merge_models(task, server, replies, by_examples)
 
 

@@ -1,4 +1,4 @@
-"""How the replies' weights become one state a prototype: the contract and the names."""
+"""How the replies' weights become one state per prototype: the contract and the names."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MERGES: Registry[Merge] = Registry(
 
 
 def merge(name: str) -> Callable[[Merge], Merge]:
-    """Add a way to merge the replies' weights to the common set."""
+    """Register a way to merge the replies' weights."""
     return MERGES.register(name)
 
 
 def merges() -> list[str]:
-    """The names of the common set.
+    """The names of all registered merges.
 
     >>> "examples" in merges()
     True

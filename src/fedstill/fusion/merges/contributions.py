@@ -1,6 +1,6 @@
 """What each source contributes to the knowledge that all sources agree on, and the weights that follow from it.
 
-KDCL (Huang et al., 2022), Eqs. 2 to 4: the quality Q of a set of sources is that of their vote, a source contributes what Q
+KDCL (Huang et al., 2022), Eqs. 2 to 4: the quality Q of a set of sources is that of their vote, and a source contributes what Q
 loses when it is removed. KD3A's code takes the Shapley value of Q instead, the mean loss over every order in which
 sources could leave.
 """
@@ -43,7 +43,7 @@ __all__ = [
 EXACT = 12  # sources up to which the Shapley value is computed over the power set
 CELLS = 1 << 22  # numbers in memory at once for each of the vote's arrays
 
-Value = Callable[[Tensor], Tensor]  # subsets (subsets, sources) -> what each is worth (subsets,)
+Value = Callable[[Tensor], Tensor]  # subsets (subsets, sources) -> value of each (subsets,)
 
 
 class Contributions(Part):
@@ -54,7 +54,7 @@ class Contributions(Part):
 
     variant: Variant = "kdcl"
     """``kdcl``: sources vote with their confidence in every class, and those below the gate in the winning class are left out.
-    ``kd3a``: each source votes for its most likely class alone."""
+    ``kd3a``: each source votes only for its most likely class."""
 
     method: Literal["leave-one-out", "shapley"] = "leave-one-out"
     """A source's contribution: what the vote's quality loses without it (KDCL, Eq. 3), or its Shapley value (KD3A's code)."""
@@ -75,7 +75,7 @@ class Focus:
 def qualities(slices: Iterable[Tensor], gate: float, members: Tensor, variant: Variant = "kdcl") -> Tensor:
     """Eq. 2 for every subset in ``members`` (subsets, sources): ``Q(S) = sum_i n_p_i(S) * max p_i(S)``, in float64.
 
-    ``slices`` are predictions (sources, b, classes) of one stretch of samples after another. The empty set has quality 0.
+    ``slices`` are predictions (sources, b, classes) for consecutive slices of the samples. The empty set has quality 0.
 
     >>> q = torch.tensor([[[0.9, 0.1]], [[0.95, 0.05]]])
     >>> [round(x, 3) for x in qualities([q], 0.8, torch.tensor([[True, True], [True, False], [False, False]])).tolist()]
@@ -93,7 +93,7 @@ def qualities(slices: Iterable[Tensor], gate: float, members: Tensor, variant: V
 
 
 def leave_one_out(value: Value, sources: int) -> Focus:
-    """Eq. 3: ``C_k = Q(S) - Q(S without k)``. It can be negative: a source may have turned the vote to a class that fewer
+    """Eq. 3: ``C_k = Q(S) - Q(S without k)``. It can be negative: a source may have turned the vote to a class with less
     support.
 
     >>> leave_one_out(lambda subsets: subsets.double().sum(1) ** 2, 3).values.tolist()
@@ -142,8 +142,8 @@ def shapley_sampled(value: Value, sources: int, permutations: int, rng: torch.Ge
 
 
 def contribution_weights(contributions: Tensor) -> Tensor:
-    """Eq. 4: ``alpha_k = C_k / sum C``. The paper leaves two cases open: a negative contribution counts as none, and
-    where no source contributes (a gate that nobody passes) all count alike.
+    """Eq. 4: ``alpha_k = C_k / sum C``. The paper leaves two cases open. Here a negative contribution counts as 0, and if no
+    source contributes (no source passes the gate), all have equal weights.
 
     >>> contribution_weights(torch.tensor([3.0, -1.0, 1.0])).tolist(), contribution_weights(torch.zeros(2)).tolist()
     ([0.75, 0.0, 0.25], [0.5, 0.5])
@@ -154,7 +154,7 @@ def contribution_weights(contributions: Tensor) -> Tensor:
 
 
 def contributions_of(spooled: SpooledLogits, options: Contributions, gate: float, rng: torch.Generator) -> Focus:
-    """The contributions of the teachers whose logits these are."""
+    """The contributions of the teachers with these logits."""
     sources = spooled.spool.shape[0]
 
     def value(members: Tensor) -> Tensor:
@@ -175,9 +175,9 @@ def merge_by_contribution(
     score: Callable[[SpooledLogits], Tensor] | None = None,
 ) -> dict[str, State]:
     """Each prototype's average with the weights of Eq. 4, from the replies' votes on the server's pool, each with the BatchNorm
-    statistics that ``norm`` names. ``score`` gives factors of the contributions from what the sources say.
+    statistics that ``norm`` names. ``score`` computes factors of the contributions from the sources' logits.
 
-    Noted: the weights as ``merge_weights``, the contributions and what they were measured with.
+    Notes in the round: the weights as ``merge_weights``, the contributions, the gate and the quality.
     """
     teachers = teachers_of(task, replies)
     if task.pool is None:
@@ -198,7 +198,7 @@ def merge_by_contribution(
     round.note(merge_weights=weights)
 
     def weigh(replies: Sequence[Reply]) -> list[float]:
-        # a prototype's own clients share what they have; where they have nothing they share alike
+        # the weights of a prototype's clients are normalised; if all are 0, the clients share equally
         return contribution_weights(torch.tensor([weights[reply.client] for reply in replies])).tolist()
 
     return merge_models(task, server, replies, weigh)
@@ -206,18 +206,18 @@ def merge_by_contribution(
 
 @merge("contributions")
 def _leave_one_out(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
-    """Each prototype's average, weighed by what each client contributes to the knowledge vote (KDCL)."""
+    """Each prototype's average, weighted by each client's contribution to the knowledge vote (KDCL)."""
     return merge_by_contribution(task, server, replies, Contributions(), round)
 
 
 @merge("shapley")
 def _shapley(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
-    """Each prototype's average, weighed by the clients' Shapley values in KD3A's vote."""
+    """Each prototype's average, weighted by the clients' Shapley values in KD3A's vote."""
     return merge_by_contribution(task, server, replies, Contributions(variant="kd3a", method="shapley"), round)
 
 
 def note_focus(focus: Focus, names: Sequence[str], gate: float, round: Round) -> None:
-    """Note every source's contribution in the history, the quality of all together, and the error of an estimate."""
+    """Note every source's contribution, the quality of all together, and the standard errors if contributions were sampled."""
     round.note(gate=gate, quality=focus.quality, contributions=dict(zip(names, focus.values.tolist(), strict=True)))
     if focus.error is not None:
         round.note(contributions_error=dict(zip(names, focus.error.tolist(), strict=True)))

@@ -2,10 +2,10 @@
 
 Wang et al., Federated Learning with Matched Averaging, ICLR 2020 (FedMA), with the Beta-Bernoulli process of Yurochkin et al.,
 Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019. Hidden neurons have no order, so averaging them by
-their place mixes unrelated ones; here every neuron of a client is assigned to a *global* neuron, an old one or a new one, by the
-Hungarian algorithm, and the next layer's inputs follow. A layer's neuron is its row of incoming weights with its bias last.
+position mixes unrelated ones. Here the Hungarian algorithm assigns every neuron of a client to a *global* neuron, an existing one
+or a new one, and the next layer's inputs follow. A layer's neuron is its row of incoming weights with its bias last.
 
-Networks must be plain chains of layers: a normalisation layer has statistics of its own, and a residual connection forces two
+Networks must be plain chains of layers: a normalisation layer has its own statistics, and a residual connection forces two
 layers into the same order, which a permutation of one of them breaks.
 """
 
@@ -50,7 +50,7 @@ __all__ = [
 
 CHAINS = (MLP, CNN, LeNet, VGG)
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
-COUNTED = 10  # FedMA counts a neuron's clients up to ten, so that old neurons do not attract everything
+COUNTED = 10  # FedMA counts at most ten clients of a neuron, so that old neurons do not attract everything
 
 
 class Matching(Part):
@@ -66,32 +66,32 @@ class Matching(Part):
     """Variance of a global neuron around the prior mean, sigma_0^2."""
 
     prior_bias: float = 0.1
-    """Prior mean of a bias; that of a weight is 0."""
+    """Prior mean of a bias; the prior mean of a weight is 0."""
 
     sweeps: Annotated[int, Field(ge=0)] = 5
-    """How often every client is taken out and matched again."""
+    """How many times every client is removed and matched again."""
 
     widest: Positive = 700
-    """Width of a layer beyond which a client adds at most one neuron."""
+    """Layer width beyond which a client adds at most one neuron."""
 
     grow: bool = True
-    """Whether neurons that match no global one become new ones."""
+    """Whether neurons that match no global neuron become new ones."""
 
     estimate: Literal["mean", "posterior"] = "mean"
-    """What a global neuron is: the mean of those matched to it (the paper's Eq. 1 with squared distances), or the posterior mean,
-    which pulls it towards the prior by 1/(count + 1) (the authors' code)."""
+    """A global neuron is the mean of those matched to it (the paper's Eq. 1 with squared distances), or the posterior mean, which
+    pulls it towards the prior by 1/(count + 1) (the authors' code)."""
 
 
 @dataclass(frozen=True)
 class Matched:
-    """Global neurons (count, inputs + 1), and for every client which of them each of its neurons is."""
+    """Global neurons (count, inputs + 1), and for every client the global neuron of each of its neurons."""
 
     atoms: Tensor
     assignments: list[Tensor]
 
 
 def layers_of(network: Network) -> list[str]:
-    """The names of the layers with weights, from input to output; networks that cannot be matched are refused with the reason.
+    """The names of the layers with weights, from input to output. Refuses networks that cannot be matched, with the reason.
 
     >>> from fedstill.models import build
     >>> layers_of(build("lenet", classes=10, shape=(1, 28, 28)))
@@ -103,8 +103,8 @@ def layers_of(network: Network) -> list[str]:
     kind = type(network).__name__
     if not isinstance(network, CHAINS):
         raise FedstillError(
-            f"matching needs a plain chain of layers, and {kind} is none that is known to be one "
-            "(residual connections fix the order of neurons); take mlp, lenet, cnn with model.norm = 'none', or vgg9"
+            f"matching needs a plain chain of layers, and {kind} is not known to be one "
+            "(residual connections fix the order of neurons); use mlp, lenet, cnn with model.norm = 'none', or vgg9"
         )
     for module in network.modules():
         if isinstance(module, NORMS):
@@ -116,7 +116,7 @@ def layers_of(network: Network) -> list[str]:
 
 
 def resized(network: Network, state: State) -> Network:
-    """A network of the same kind whose layers are as wide as ``state`` has them, with those weights.
+    """A network of the same kind with the weights of ``state``, its layers as wide as these.
 
     >>> from fedstill.models import build
     >>> net = build("mlp", classes=2, shape=(3,), hidden=[4], seed=0)
@@ -140,15 +140,15 @@ def resized(network: Network, state: State) -> Network:
 
 
 def rows_of(weight: Tensor, bias: Tensor) -> Tensor:
-    """A layer's neurons, one a row: incoming weights, then the bias."""
+    """A layer's neurons, one per row: incoming weights, then the bias."""
     return torch.cat([weight.flatten(1), bias[:, None]], 1)
 
 
 def spread(weight: Tensor, assignment: Tensor, atoms: int) -> Tensor:
-    """``weight`` with its inputs in the order of the global neurons, zero where the client has none.
+    """``weight`` with its inputs in the order of the global neurons, zero for those that the client lacks.
 
-    An input is a column of a linear layer, a k x k patch of a convolution, and at the first linear layer behind
-    convolutions the h x w block of a channel.
+    An input is a column of a linear layer, a k x k patch of a convolution, or, in the first linear layer after convolutions, the
+    h x w block of a channel.
 
     >>> spread(torch.tensor([[1.0, 2.0]]), torch.tensor([2, 0]), 3).tolist()
     [[2.0, 0.0, 1.0]]
@@ -160,7 +160,7 @@ def spread(weight: Tensor, assignment: Tensor, atoms: int) -> Tensor:
 
 
 def spread_shape(shape: Sequence[int], own: int, atoms: int) -> tuple[int, ...]:
-    """The shape of a weight with ``own`` inputs once it has ``atoms`` of them.
+    """The shape of a weight with ``own`` inputs after it is spread to ``atoms`` inputs.
 
     >>> spread_shape((8, 4, 3, 3), 4, 6), spread_shape((8, 40), 4, 6)
     ((8, 6, 3, 3), (8, 60))
@@ -176,9 +176,9 @@ def _taken(weight: Tensor, assignment: Tensor, atoms: int) -> Tensor:
 
 
 def match_rows(rows: Sequence[Tensor], options: Matching, rng: torch.Generator) -> Matched:
-    """Assign every client's neurons (one a row) to global neurons, by maximum a posteriori under the Beta-Bernoulli process.
+    """Assign every client's neurons (one per row) to global neurons, by maximum a posteriori under the Beta-Bernoulli process.
 
-    Start with the client that has most, add the others, then take every client out and match it again, ``sweeps`` times.
+    Start with the client with the most neurons, add the others, then remove every client and match it again, ``sweeps`` times.
 
     >>> one = torch.tensor([[9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
     >>> found = match_rows([one, one.flip(0)], Matching(), torch.Generator())
@@ -241,8 +241,8 @@ def match_rows(rows: Sequence[Tensor], options: Matching, rng: torch.Generator) 
 
 
 def weighed_by_class(weights: Sequence[Tensor], biases: Sequence[Tensor], counts: Tensor) -> tuple[Tensor, Tensor]:
-    """The last layer: class c's row is the mean over the clients by their numbers of samples of c; ``counts`` is
-    (clients, classes). A class that nobody has is averaged plainly.
+    """The last layer: class c's row is the mean over the clients, weighted by their numbers of samples of c; ``counts`` is
+    (clients, classes). A class that no client has is averaged with equal weights.
 
     >>> one, two = torch.zeros(2, 1), torch.ones(2, 1)
     >>> weighed_by_class([one, two], [one[:, 0], two[:, 0]], torch.tensor([[3, 0], [1, 0]]))[0].tolist()
@@ -259,7 +259,7 @@ def match_models(
 ) -> tuple[State, list[list[Tensor]]]:
     """The one-shot form: match whole models layer by layer, without retraining in between.
 
-    Returns the global state, possibly wider than the clients', and every client's assignments, one a hidden layer.
+    Returns the global state, possibly wider than the clients', and every client's assignments, one per hidden layer.
     """
     *hidden, last = layers_of(network)
     state: State = {}
@@ -283,7 +283,7 @@ def match_models(
 
 
 def slice_of(layers: Sequence[str], state: State, assignment: Sequence[Sequence[int] | Tensor]) -> State:
-    """A client's own-sized part of a global state: its neurons of every hidden layer, in its own order."""
+    """A client's part of a global state, in the client's own size: its neurons of every hidden layer, in its own order."""
     own: State = {}
     before: Tensor | None = None
     for index, name in enumerate(layers):
@@ -298,8 +298,8 @@ def slice_of(layers: Sequence[str], state: State, assignment: Sequence[Sequence[
 
 
 def popular(assignments: Sequence[Sequence[Sequence[int]]], widths: Sequence[int]) -> list[list[int]]:
-    """The neurons that most clients share, for a client that has never been matched: in every hidden layer as many as its
-    own network has.
+    """The neurons that most clients share, for a client that has never been matched: in every hidden layer, as many as its own
+    network has.
 
     >>> popular([[[0, 1]], [[2, 1]]], [2])
     [[0, 1]]
@@ -314,7 +314,7 @@ def popular(assignments: Sequence[Sequence[Sequence[int]]], widths: Sequence[int
 @merge("matched")
 def matched(task: Task, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
     """Each prototype matched over its own clients without growing, so that the student keeps its architecture. The last layer
-    is weighed by class where the clients report their counts, else by their numbers of examples."""
+    is weighted by class if the clients report their counts, otherwise by their numbers of examples."""
     merged = dict(server.models)
     for name in server.models:
         group = [reply for reply in replies if reply.prototype == name]

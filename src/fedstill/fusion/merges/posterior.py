@@ -1,7 +1,7 @@
 """Models sampled around the clients' models: a posterior over weights makes an ensemble larger than the round (FedBE, SWAG).
 
-Replies are read one at a time, so a sample costs the memory of a few models however many clients there are. Only parameters are
-sampled. Buffers are not weights: a perturbed BatchNorm variance may be negative, and then everything is NaN.
+Replies are read one at a time, so a sample costs the memory of a few models, no matter how many clients there are. Only
+parameters are sampled. Buffers are not weights: a perturbed BatchNorm variance may be negative, and then everything is NaN.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def moments(replies: Sequence[Reply], names: set[str], weights: Sequence[float])
 
 
 def gaussian_sample(around: Moments, base: State, scale: float, rng: torch.Generator) -> State:
-    """``w = mean + sqrt(scale * variance) * e`` (FedBE); what is not sampled is taken from ``base``.
+    """``w = mean + sqrt(scale * variance) * e`` (FedBE); tensors that are not sampled are taken from ``base``.
 
     >>> narrow = ({"w": torch.tensor([3.0])}, {"w": torch.tensor([0.0])})
     >>> gaussian_sample(narrow, {"w": torch.zeros(1), "count": torch.tensor(5)}, 1.0, torch.Generator())
@@ -93,7 +93,7 @@ def swag_sample(replies: Sequence[Reply], around: Moments, base: State, scale: f
     """``w = mean + sqrt(scale) * (sqrt(variance) * e1 + D^T e2 / sqrt(m - 1))``: SWAG over the clients' models.
 
     A row of ``D`` is a client's deviation from the mean of the clients *up to it*, so the order of the replies matters; it is
-    theirs in the round. ``scale = 0.5`` is the SWAG paper's.
+    their order in the round. The SWAG paper has ``scale = 0.5``.
     """
     mean, variance = around
     factors = torch.randn(len(replies), generator=rng, dtype=torch.float64).tolist()

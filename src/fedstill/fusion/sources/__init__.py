@@ -1,4 +1,4 @@
-"""On what knowledge is transferred: samples for the teachers to speak about."""
+"""Sources of the samples on which knowledge is transferred."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def draw(
     generator: nn.Module | None = None,
     replies: Sequence[Reply] = (),
 ) -> Samples:
-    """The round's samples. ``generator`` is the system's own where it has one (DaFKD, FedFTG)."""
+    """The round's samples. ``generator`` is the system's own, if it has one (DaFKD, FedFTG)."""
     if options.kind != MIXTURE:
         return SOURCES.get(options.kind).draw(SourceContext(options, options.size, task, rng, generator, replies))
     total = sum(options.shares.values())
     if total <= 0:
-        raise FedstillError("source.shares must have a positive share")
+        raise FedstillError("source.shares must contain a positive share")
     parts = [
         SOURCES.get(kind).draw(SourceContext(options, round(options.size * share / total), task, rng, generator, replies))
         for kind, share in options.shares.items()
@@ -62,7 +62,7 @@ def draw(
 def fresh_inputs(
     options: Source, task: Task, generator: nn.Module | None = None
 ) -> Callable[[int, torch.Generator], Tensor] | None:
-    """What makes so many new inputs, where each step of distillation is to have its own; None where the inputs are data."""
+    """A function that makes a number of new inputs, for steps of distillation with fresh inputs; None if the inputs are data."""
     if options.kind == MIXTURE or not SOURCES.get(options.kind).fresh:
         return None
     kind = SOURCES.get(options.kind)

@@ -1,4 +1,4 @@
-"""On what knowledge is transferred: the contract of sources, and their options."""
+"""Sources of the samples on which knowledge is transferred: their contract and their options."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Source(Part):
     5). ``mixture``: several of these, by ``shares``."""
 
     size: Positive = 5000
-    """Samples drawn from a generator, from noise, or for a mixture in all. ``data`` alone is the whole pool."""
+    """Number of samples to draw from a generator, from noise, or in all for a mixture. ``data`` alone uses the whole pool."""
 
     generator: str | None = None
     """A frozen generator, for algorithms that train none: the ``generator.safetensors`` that a run of dafkd, fedftg or fedgen
-    leaves, or ``module.path:callable`` for a module with a method ``sample(n, generator)``."""
+    saves, or ``module.path:callable`` for a module with a method ``sample(n, generator)``."""
 
     shares: dict[PlainName, Annotated[float, Field(ge=0)]] = {"data": 0.5, "noise": 0.5}
     """Shares of the kinds in a mixture."""
@@ -67,10 +67,10 @@ class Source(Part):
     """Draw new samples each round; ``false`` repeats the same random draw."""
 
     options: dict[str, Any] | None = None
-    """Options of a kind that is not fedstill's own."""
+    """Options of the source kind, for kinds that have their own."""
 
     def under(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """As for every table; shares that are given are all of them.
+        """As for every table, but given ``shares`` replace all default shares.
 
         >>> Source().under({"kind": "mixture", "shares": {"noise": 1.0}})["shares"]
         {'noise': 1.0}
@@ -81,24 +81,24 @@ class Source(Part):
 
 @dataclass(frozen=True)
 class SourceContext:
-    """What a source may look at when it draws the samples of a round."""
+    """What a source may use when it draws the samples of a round."""
 
     options: Source
     size: int  # how many samples are wanted
     task: Task
     rng: torch.Generator
-    generator: nn.Module | None = None  # the system's own, where it has one (DaFKD, FedFTG)
-    replies: Sequence[Reply] = ()  # of the round's clients, for sources that draw from what they reported
+    generator: nn.Module | None = None  # the system's own, if it has one (DaFKD, FedFTG)
+    replies: Sequence[Reply] = ()  # of the round's clients, for sources that draw from their reports
 
     @property
     def mixed(self) -> bool:
-        """Whether the samples become a part of a mixture."""
+        """Whether the samples become part of a mixture."""
         return self.options.kind == MIXTURE
 
 
 @dataclass(frozen=True)
 class SourceKind:
-    """A source before it draws; ``fresh`` where each step of distillation may have inputs of its own, drawn anew."""
+    """A source before it draws; ``fresh`` if it can draw new inputs for each step of distillation."""
 
     draw: Callable[[SourceContext], Samples]
     fresh: bool = False
@@ -110,7 +110,7 @@ SOURCES: Registry[SourceKind] = Registry("source", group="fedstill.sources", hom
 
 
 def source(name: str, *, fresh: bool = False, report: str | None = None) -> Callable[[Draw], Draw]:
-    """Add the decorated function to the common set of sources; the arguments are those of :class:`SourceKind`."""
+    """Register the decorated function as a source; the arguments are those of :class:`SourceKind`."""
     return SOURCES.register(name, lambda draw: SourceKind(draw, fresh, report))
 
 
@@ -124,13 +124,13 @@ def kinds_of(options: Source) -> list[str]:
 
 
 def check_source(options: Source, task: Task) -> None:
-    """Refuse a source that cannot be had for a task, before the first round's training."""
+    """Refuse a source that does not suit the task, before the first round's training."""
     if "noise" in kinds_of(options):
         check_images(task)
 
 
 def check_images(task: Task) -> None:
-    """Refuse a task whose inputs are not images: there is no whole range of anything else."""
+    """Refuse a task whose inputs are not images: only pixels have a range to draw uniform noise from."""
     if len(task.shape) != 3:
         raise FedstillError("source.kind = 'noise' makes images; this task's inputs are not images")
 

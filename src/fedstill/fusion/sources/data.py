@@ -13,7 +13,7 @@ __all__: list[str] = []
 
 @source("data")
 def _pool(context: SourceContext) -> Samples:
-    """The pool, all of it; as a part of a mixture, a random part of it."""
+    """The whole pool; in a mixture, a random part of it."""
     pool = context.task.pool
     if pool is None:
         raise FedstillError("distilling on unlabelled data needs a pool: set data.server, data.target or data.holdout")

@@ -33,7 +33,7 @@ __all__ = [
 
 
 def check_range(task: Task) -> None:
-    """Refuse a task whose normalised images are not in [-1, 1], where generators make theirs: they could never meet."""
+    """Refuse a task whose normalised images are not in [-1, 1], the range of generated images: the two would never match."""
     if len(task.shape) != 3:
         return  # vectors have no range
     network = task.networks.get(task.networks.student)
@@ -45,13 +45,13 @@ def check_range(task: Task) -> None:
 
 
 def check_generated(task: Task, name: str) -> None:
-    """Refuse a task of texts for the system ``name``: no step leads from a generator to token ids."""
+    """Refuse a text task for the system ``name``: a generator cannot be trained through token ids."""
     if task.kind == "text" and task.kept_trunk is None:
-        raise FedstillError(f"{name} generates inputs, and texts cannot be generated: it is for images and vectors")
+        raise FedstillError(f"{name} generates inputs and cannot generate text: it is for images and vectors")
 
 
 def shows_images(task: Task) -> bool:
-    """Whether inputs can be looked at: neither vectors nor what a frozen trunk makes of images."""
+    """Whether inputs can be shown as images: not if they are vectors or the outputs of a frozen trunk."""
     return task.kind == "image" and task.kept_trunk is None
 
 
@@ -66,7 +66,7 @@ def from_generator(generator: nn.Module, size: int, rng: torch.Generator, batch_
 def generator_for(
     task: Task, kind: str, state: State | None = None, *, noise_dim: int, feature_dim: int | None = None, **options: Any
 ) -> Generator:
-    """The generator that a system trains for itself, with ``state`` or its initial weights, a function of the seed alone."""
+    """The generator that a system trains itself, with ``state`` or with initial weights that depend on the seed alone."""
     made = build_generator(
         kind,
         classes=len(task.classes),
@@ -82,7 +82,7 @@ def generator_for(
 
 
 def load_generator(spec: str, task: Task) -> nn.Module:
-    """A pre-trained generator: a file that a run left (``generator.safetensors``), or ``module.path:callable``."""
+    """A pre-trained generator: a file that a run saved (``generator.safetensors``), or ``module.path:callable``."""
     if ":" in spec and not Path(spec).exists():
         return _called(resolve(spec, "source.generator ="), spec)
     try:
@@ -91,7 +91,7 @@ def load_generator(spec: str, task: Task) -> nn.Module:
         raise FedstillError(f"source.generator = '{spec}' is not a readable safetensors file: {first_line(error)}") from None
     kind, classes = str(about.get("generator", about.get("kind", "conditional"))), len(task.classes)
     if about.get("classes", classes) != classes:
-        raise FedstillError(f"source.generator = '{spec}' is for {about['classes']} classes, and this task has {classes}")
+        raise FedstillError(f"source.generator = '{spec}' is for {about['classes']} classes, but this task has {classes}")
     shape = tuple(about.get("shape", task.shape))
     try:
         generator = build_generator(
@@ -111,13 +111,13 @@ def load_generator(spec: str, task: Task) -> nn.Module:
 
 
 def _called(found: Any, spec: str) -> nn.Module:
-    """The module that ``module.path:callable`` names, or makes."""
+    """The module that ``module.path:callable`` names or returns."""
     try:
         made = found if isinstance(found, nn.Module) else found()
     except Exception as error:  # a user's own code may raise anything
         raise FedstillError(f"source.generator = '{spec}' cannot be called: {first_line(error)}") from error
     if not isinstance(made, nn.Module):
-        raise FedstillError(f"source.generator = '{spec}' made a {type(made).__name__}, not a module")
+        raise FedstillError(f"source.generator = '{spec}' returned a {type(made).__name__}, not a module")
     return made
 
 
@@ -130,11 +130,11 @@ class Frozen:
 
 
 def frozen_generator(spec: str, task: Task) -> Frozen:
-    """The generator that ``spec`` names, tried once, so that one that does not fit is told before anybody trains."""
+    """The generator that ``spec`` names, tried once, so that one that does not fit is refused before any client trains."""
     module = load_generator(spec, task).to(task.device).eval()
     if not callable(getattr(module, "sample", None)):
         raise FedstillError(
-            f"source.generator = '{spec}' has no method sample(n, generator), which returns samples and their labels or None"
+            f"source.generator = '{spec}' has no method sample(n, generator) that returns samples and their labels or None"
         )
     try:
         with torch.no_grad():
@@ -148,12 +148,12 @@ def frozen_generator(spec: str, task: Task) -> Frozen:
     if features:
         return Frozen(module, features=True)
     what = f"samples of shape {shape}" if shape is not None else f"a {type(made).__name__} instead of samples"
-    raise FedstillError(f"source.generator = '{spec}' makes {what}, and this task's inputs have shape {tuple(task.shape)}")
+    raise FedstillError(f"source.generator = '{spec}' makes {what}, but this task's inputs have shape {tuple(task.shape)}")
 
 
 @source("generator", fresh=True)
 def _made(context: SourceContext) -> Samples:
-    """What the system's own generator makes, or the one that ``source.generator`` names."""
+    """Samples of the system's own generator, or of the one that ``source.generator`` names."""
     generator = context.generator
     if generator is None:
         if context.options.generator is None:

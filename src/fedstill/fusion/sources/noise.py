@@ -1,4 +1,4 @@
-"""Images of noise."""
+"""Noise images."""
 
 from __future__ import annotations
 

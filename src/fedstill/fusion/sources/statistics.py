@@ -1,4 +1,4 @@
-"""Virtual samples: features drawn from what each site reported of its own. No unlabelled data is needed."""
+"""Virtual samples: features drawn from each site's reported statistics. No unlabelled data is needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Virtual", "draw_virtual", "note_statistics"]
 
 @dataclass(frozen=True)
 class Virtual:
-    """Drawn features, the position of the reply that each comes from, and its label (-1 where it has none)."""
+    """Drawn features, the index of the reply that each comes from, and its label (-1 for none)."""
 
     samples: Samples
     origin: Tensor
@@ -27,7 +27,7 @@ class Virtual:
 
 
 def draw_virtual(replies: Sequence[Reply], size: int, shape: Sequence[int], rng: torch.Generator) -> Virtual:
-    """``size`` features of ``shape``, from every site in proportion to the samples that it described."""
+    """Draw ``size`` features of ``shape``, from every site in proportion to the samples that it described."""
     described = [Gaussians.of(reply.part("statistics")) for reply in replies]
     counts = torch.tensor([float(found.counts.sum()) for found in described])
     if not bool(counts.sum() > 0):
@@ -44,7 +44,7 @@ def draw_virtual(replies: Sequence[Reply], size: int, shape: Sequence[int], rng:
 
 
 def note_statistics(replies: Sequence[Reply], round: Round) -> None:
-    """What the sites' statistics took to send, and how much of each site's features they cover, where it says so."""
+    """Note the size of the sites' statistics, and the share of its features that each covers, if the site reports it."""
     parts = {reply.client: reply.part("statistics") for reply in replies}
     size = sum(tensor.numel() * tensor.element_size() for part in parts.values() for tensor in part.values())
     told = {client: float(f"{float(part['coverage']):.4f}") for client, part in parts.items() if "coverage" in part}
@@ -58,10 +58,10 @@ def _drawn(context: SourceContext) -> Samples:
 
 
 def feature_shape(context: SourceContext) -> tuple[int, ...]:
-    """The shape of a virtual sample: what stands on a frozen trunk takes, or the features before the head."""
+    """The shape of a virtual sample: an output of the frozen trunk, or the features before the head."""
     task = context.task
     if task.kept_trunk is not None:
         return task.shape
     if context.mixed:
-        raise FedstillError("virtual features are mixed with a pool only on a frozen trunk whose outputs are kept: model.train")
+        raise FedstillError("mixing virtual features with a pool needs a frozen trunk whose outputs are kept: set model.train")
     return (task.networks.get(task.networks.student).feature_dim,)

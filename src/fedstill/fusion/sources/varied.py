@@ -1,4 +1,4 @@
-"""The pool, varied: more than its samples show, without a generator."""
+"""Variations of the pool: more variety than its samples, without a generator."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["VariedOptions"]
 
 
 class VariedOptions(Part):
-    """How far samples are moved from the pool's own."""
+    """How far variations move away from the pool's samples."""
 
     noise: Annotated[float, Field(ge=0)] = 0.5
-    """Of vectors: the noise's deviation as a share of each coordinate's own. Images have a noise of their own."""
+    """For vectors: standard deviation of the noise as a share of each coordinate's. Images have their own noise."""
     kept: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """The share of the samples that are the pool's own, unchanged."""
+    """The share of the samples that come from the pool unchanged."""
 
 
 @source("varied")
 def _varied(context: SourceContext) -> Samples:
-    """``size`` samples: the pool's own, and variations of them, drawn anew each round."""
+    """``size`` samples: some of the pool and variations of others, drawn anew each round."""
     pool = context.task.pool
     if pool is None:
         raise FedstillError("source.kind = 'varied' varies unlabelled data: set data.server, data.target or data.holdout")

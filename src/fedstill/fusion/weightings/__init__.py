@@ -1,4 +1,4 @@
-"""How much each teacher counts for each sample: the contract, and the common set, a family a file."""
+"""How much each teacher counts for each sample: the contract, and the built-in weightings, one family per file."""
 
 from fedstill.fusion.weightings.contract import (
     WEIGHTINGS,

@@ -1,8 +1,8 @@
 """How much each teacher counts for each sample. Every weighting works with every system that distils.
 
-A weighting is made for one fusion, by name, from a :class:`WeightingContext`. There are three kinds, by what they must see:
-:class:`Ready` knows its weights before any teacher speaks, :class:`Scored` asks each teacher's network as it streams by, and
-:class:`Voting` needs every teacher's word on a sample at once.
+A weighting is made for one fusion, by name, from a :class:`WeightingContext`. There are three kinds, by what they need:
+:class:`Ready` knows its weights before any teacher predicts, :class:`Scored` asks each teacher's network in turn, and
+:class:`Voting` needs all teachers' predictions on a sample at once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ COMMON = ""  # stands for every prototype
 
 @dataclass(frozen=True)
 class WeightingContext:
-    """What a weighting may look at: the round's teachers and their replies, the server's state, a random stream, its options."""
+    """What a weighting may use: the round's teachers and their replies, the server's state, a random stream, its options."""
 
     teachers: Sequence[Teacher]
     rng: torch.Generator
@@ -58,7 +58,7 @@ class WeightingContext:
     options: Mapping[str, Any] = field(default_factory=dict)
     round: int = 1
     rounds: int = 1
-    # the backbone of all reports, or one a prototype, where it is not the server's own model
+    # the backbone of all reports, or one per prototype, if it is not the server's own model
     reference: Network | Mapping[str, Network] | None = None
 
     @property
@@ -68,7 +68,7 @@ class WeightingContext:
 
 
 class Ready:
-    """Weights known before the teachers speak."""
+    """Weights known before any teacher predicts."""
 
     def weights(self, samples: Samples) -> Tensor:
         """(n, teachers), rows summing to one."""
@@ -95,10 +95,10 @@ class Ballot:
 class Voting:
     """All teachers' logits on a sample at once."""
 
-    predict: Predict | None = None  # how a teacher's logits are computed, where they are not its usual predictions
+    predict: Predict | None = None  # how a teacher's logits are computed, if they are not its usual predictions
 
     def voters(self, context: WeightingContext, norm: VoteNorm | None) -> None:
-        """Let the teachers vote by the statistics that ``norm`` names; unset, by the pool's where there is one."""
+        """Let the teachers vote with the statistics that ``norm`` names; if unset, with the pool's if there is a pool."""
         pooled = context.task is None or context.task.pool is not None
         self.predict = voters(norm or ("pool" if pooled else "own"), context.rng)
 
@@ -118,7 +118,7 @@ class WeightingKind:
     make: Callable[[WeightingContext], Weighting]
     report: str | None = None  # the group of tensors that clients must send for it
     summary: str = ""
-    options: type[Part] | None = None  # what weighting_options may hold, checked before the run starts
+    options: type[Part] | None = None  # the valid weighting_options, checked before the run starts
     fault: Callable[[State, int], str | None] | None = None  # what is wrong with a report, given the features' width
 
 
@@ -133,7 +133,7 @@ def weighting(
     options: type[Part] | None = None,
     fault: Callable[[State, int], str | None] | None = None,
 ) -> Callable[[Make], Make]:
-    """Add the decorated weighting to the common set; the arguments are those of :class:`WeightingKind`."""
+    """Register the decorated weighting; the arguments are those of :class:`WeightingKind`."""
 
     def kind(make: Make) -> WeightingKind:
         return WeightingKind(make, report, summary or (make.__doc__ or "").strip().split("\n")[0], options, fault)
@@ -156,7 +156,7 @@ def report_of(name: str) -> str | None:
 
 
 def fault_of(name: str, part: State, width: int) -> str | None:
-    """Why a client's report cannot be used by this weighting, or None. ``width`` is that of the features it was made from."""
+    """Why this weighting cannot use a client's report, or None. ``width`` is the width of the features that it was made from."""
     kind = WEIGHTINGS.get(name)
     if kind.report is None:
         return None
@@ -166,7 +166,7 @@ def fault_of(name: str, part: State, width: int) -> str | None:
 
 
 def options_kind(name: str) -> type[Part] | None:
-    """The options that this weighting takes, or None where it checks them itself."""
+    """The options that this weighting takes, or None if it checks them itself."""
     return WEIGHTINGS.get(name).options
 
 

@@ -18,8 +18,8 @@ ClassWeights = Literal["sample", "authors-code"]
 
 
 def class_weights(counts: Tensor) -> Tensor:
-    """How much each client counts for each class, ``n_k^y / sum_j n_j^y``, of counts (clients, classes). A class that nobody has
-    gets equal weights.
+    """How much each client counts for each class, ``n_k^y / sum_j n_j^y``, from counts (clients, classes). A class that no client
+    has gets equal weights.
 
     >>> class_weights(torch.tensor([[3, 0, 0], [1, 2, 0]])).tolist()
     [[0.75, 0.0, 0.5], [0.25, 1.0, 0.5]]
@@ -30,8 +30,8 @@ def class_weights(counts: Tensor) -> Tensor:
 
 
 def weighed(weight: Tensor, loss: Tensor, form: ClassWeights) -> Tensor:
-    """The mean of ``weight * loss`` over the samples, or the product of their means, which is what the authors' code of FedGen
-    and FedFTG computes: the one has shape (n, 1) there and the other is already reduced.
+    """The mean of ``weight * loss`` over the samples, or the product of their means. The authors' code of FedGen and FedFTG
+    computes the product: there the weight has shape (n, 1) and the loss is already reduced.
 
     >>> weight, loss = torch.tensor([1.0, 0.0]), torch.tensor([2.0, 4.0])
     >>> float(weighed(weight, loss, "sample")), float(weighed(weight, loss, "authors-code"))
@@ -60,8 +60,8 @@ def fault(part: State, width: int) -> str | None:
     summary="each teacher's share of the classes it sees in the sample (after FedFTG)",
 )
 class ByCounts(Scored):
-    """FedFTG knows the label of a sample it generated; an unlabelled sample has none, so a teacher's score is the weight it
-    expects under its own prediction, ``sum_c p_k(c | x) n_k^c / sum_j n_j^c``."""
+    """FedFTG knows the label of a sample that it generated. An unlabelled sample has none, so a teacher's score is the expected
+    weight under its own prediction, ``sum_c p_k(c | x) n_k^c / sum_j n_j^c``."""
 
     def __init__(self, context: WeightingContext):
         self.shares = class_weights(torch.stack([reply.part("counts")["labels"] for reply in context.replies]))

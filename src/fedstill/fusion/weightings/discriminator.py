@@ -36,18 +36,18 @@ class DiscriminatorOptions(Part):
     """``weighting_options`` of ``discriminator``; the defaults are Eq. 7 as printed."""
 
     score: Literal["probability", "odds"] = "probability"
-    """``probability``: what the discriminator says, f. ``odds``: f / (1 - f), which at Theorem 1's optimum is the ratio of the
-    client's density to that of all. It tells clients apart also where every f is close to 0 or to 1."""
+    """``probability``: the discriminator's output f. ``odds``: f / (1 - f), which at Theorem 1's optimum is the ratio of the
+    client's density to that of all clients. The odds distinguish clients even if every f is close to 0 or to 1."""
 
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Temperature of the discriminators' logits: above 1 teachers count more alike."""
+    """Temperature of the discriminators' logits: values above 1 make the teachers' weights more alike."""
 
     floor: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The least score of a teacher, so that noise is not divided by noise where every f is close to 0."""
+    """The least score of a teacher, so that noise is not divided by noise if every f is close to 0."""
 
 
 def domain_score(logits: Tensor, options: DiscriminatorOptions) -> Tensor:
-    """A teacher's score of samples by its discriminator's logits.
+    """A teacher's scores of samples, from its discriminator's logits.
 
     >>> d = torch.tensor([0.0, -9.0])
     >>> [round(s, 3) for s in domain_score(d, DiscriminatorOptions()).tolist()]
@@ -73,10 +73,10 @@ class ByDiscriminator(Scored):
     def __init__(self, context: WeightingContext):
         self.options: DiscriminatorOptions = validated(DiscriminatorOptions, context.options, "algorithm.weighting_options")
         self.replies = context.replies
-        self.loaded: tuple[int, Discriminator] | None = None  # teachers stream by, so does their discriminator
+        self.loaded: tuple[int, Discriminator] | None = None  # streamed, as the teachers are
 
     def score(self, k: int, network: Network, x: Tensor, features: Tensor) -> Tensor:
-        """``f(theta_k; x)``: the probability that ``x`` is from client k's data, or what the options make of it."""
+        """``f(theta_k; x)``: the probability that ``x`` is from client k's data, as modified by the options."""
         if self.loaded is None or self.loaded[0] != k:
             state = self.replies[k].part("discriminator")
             self.loaded = k, Discriminator(network, state, sharing=len(state) == 2).eval()

@@ -1,4 +1,4 @@
-"""Weightings that look at nothing: all alike, or at random."""
+"""Weightings that ignore the samples: equal, random, or by the number of examples."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Examples", "Random", "Uniform"]
 
 
 @weighting("avg", summary="the same as uniform (FedD3A, Table 1)", options=Part)
-@weighting("uniform", summary="every teacher counts alike (FedDF)", options=Part)
+@weighting("uniform", summary="equal weights (FedDF)", options=Part)
 class Uniform(Ready):
-    """Every teacher counts alike."""
+    """Every teacher has the same weight."""
 
     def __init__(self, context: WeightingContext):
         self.teachers = len(context.teachers)
@@ -34,7 +34,7 @@ class Random(Ready):
         self.teachers, self.rng = len(context.teachers), context.rng
 
     def weights(self, samples: Samples) -> Tensor:
-        """One draw a sample."""
+        """One draw per sample."""
         return torch.randn(len(samples), self.teachers, generator=self.rng).softmax(1)
 
 
@@ -45,7 +45,7 @@ class Examples(Ready):
     def __init__(self, context: WeightingContext):
         strange = [teacher.name for teacher in context.teachers if teacher.reply is None]
         if strange:
-            raise FedstillError(f"weighting 'examples' needs clients as teachers, and {strange[0]} has no examples")
+            raise FedstillError(f"weighting 'examples' needs clients as teachers, but {strange[0]} has no examples")
         counts = torch.tensor([float(reply.samples) for reply in context.replies])
         self.shares = counts / counts.sum()
 

@@ -1,4 +1,4 @@
-"""FedD3A's weights: how well a sample's feature lies in each client's subspace (Su, Li and Xue, Eq. 6)."""
+"""FedD3A's weights: how close a sample's feature is to each client's subspace (Su, Li and Xue, Eq. 6)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedstill.models.predict import apply
 
 __all__ = ["OneHot", "Soft", "one_hot_weights", "proximity", "soft_weights"]
 
-STACK = 16  # matrices multiplied at once; more clients than that stream by
-ROWS = 4096  # samples at once: a pool's size times the clients' number of vectors would not fit
+STACK = 16  # matrices multiplied at once; more clients take several passes
+ROWS = 4096  # samples at once: one vector per client for the whole pool would not fit in memory
 
 
 def proximity(z: Tensor, matrices: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """``r`` of Eq. 6: ``cos(z, P_k z)`` for every sample and client, (n, clients); 0 where either vector is zero.
+    """``r`` of Eq. 6: ``cos(z, P_k z)`` for every sample and client, (n, clients); 0 if either vector is zero.
 
     >>> x_axis, y_axis = ({"matrix": torch.diag(torch.tensor(d))} for d in ([1.0, 0.0], [0.0, 1.0]))
     >>> proximity(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), [x_axis, y_axis])
@@ -49,7 +49,7 @@ def _cosines(z: Tensor, group: Sequence[Mapping[str, Tensor]], joined: Tensor | 
 
 
 def soft_weights(r: Tensor, *, unbiased: bool = False, temperature: float = 1.0) -> Tensor:
-    """Eq. 6: softmax of the scores standardised over the clients; scores that do not differ weigh alike.
+    """Eq. 6: softmax of the scores standardised over the clients; equal scores give equal weights.
 
     >>> [f"{w:.4f}" for w in soft_weights(torch.tensor([[0.99, 0.98, 0.97]]))[0]]
     ['0.7245', '0.2129', '0.0626']
@@ -57,14 +57,14 @@ def soft_weights(r: Tensor, *, unbiased: bool = False, temperature: float = 1.0)
     if r.shape[1] == 1:
         return torch.ones_like(r)
     spread = r.var(dim=1, keepdim=True, unbiased=unbiased).sqrt()
-    # rounding alone must not be blown up to a unit variance
+    # rounding errors alone must not be scaled up to unit variance
     differ = spread > 10 * torch.finfo(r.dtype).eps * r.abs().amax(dim=1, keepdim=True)
     standard = torch.where(differ, (r - r.mean(dim=1, keepdim=True)) / spread.where(differ, 1), 0)
     return (standard / temperature).softmax(1)
 
 
 def one_hot_weights(r: Tensor) -> Tensor:
-    """All weight on the nearest client (FedD3A-onehot, Table 1); shared where several are equally near.
+    """All weight on the nearest client (FedD3A-onehot, Table 1), shared if several are equally near.
 
     >>> one_hot_weights(torch.tensor([[0.1, 0.9], [0.5, 0.5]])).tolist()
     [[0.0, 1.0], [0.5, 0.5]]
@@ -81,7 +81,7 @@ class _Projected(Ready):
         self.options = Projection.model_validate(dict(context.options))
 
     def scores(self, samples: Samples) -> Tensor:
-        """``r`` (n, clients); clients of one backbone share one pass of it."""
+        """``r`` (n, clients); clients with the same backbone share one pass through it."""
         if self.reference is None and (self.task is None or self.server is None):
             raise FedstillError("projection weights need the model that the clients extracted their features with")
         keys = [self._backbone(reply) for reply in self.replies]
@@ -102,7 +102,7 @@ class _Projected(Ready):
         return torch.cat(columns, 1)[:, torch.tensor(order).argsort()]
 
     def _backbone(self, reply: Reply) -> str:
-        """Which backbone a client's features are of."""
+        """Which backbone made a client's features."""
         if isinstance(self.reference, Mapping):
             return reply.prototype if reply.prototype in self.reference else COMMON
         if self.reference is not None:
@@ -148,5 +148,5 @@ class OneHot(_Projected):
     """FedD3A-onehot."""
 
     def weights(self, samples: Samples) -> Tensor:
-        """One teacher a sample."""
+        """One teacher per sample."""
         return one_hot_weights(self.scores(samples))

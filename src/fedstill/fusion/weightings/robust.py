@@ -1,6 +1,6 @@
 """Robust ensembles: a minority of false teachers cannot move the target far.
 
-Weights in the history say how much of the target each teacher gave.
+Weights in the history are each teacher's share of the target.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Median", "Spectral", "SpectralOptions", "Trimmed", "TrimmedOptions",
 
 @weighting("median", summary="the lower median of each class's logits (FedRAD; FedDF with medians)", options=Voters)
 class Median(Voting):
-    """For every class the median over the teachers of its logit, then softmax.
+    """For every class, the median of the teachers' logits, then softmax.
 
-    With an even number of teachers it is the lower of the middle two: an actual teacher's value, so that it can be said whose
-    (FedRAD's scores). A teacher's weight is the share of classes in which its value is the median.
+    With an even number of teachers it is the lower of the middle two. It is then always the value of one teacher, as FedRAD's
+    scores require. A teacher's weight is the share of classes in which its value is the median.
     """
 
     def __init__(self, context: WeightingContext | None = None):
@@ -49,12 +49,12 @@ class TrimmedOptions(Voters):
     """``weighting_options`` of ``trimmed-mean``."""
 
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
-    """Fraction of the teachers that is cut at either end, class by class."""
+    """Fraction of the teachers to cut at either end, class by class."""
 
 
 @weighting("trimmed-mean", summary="the mean of each class's logits without the extremes", options=TrimmedOptions)
 class Trimmed(Voting):
-    """For every class the mean of the logits without the ``trim`` smallest and largest, then softmax (Yin et al., ICML 2018)."""
+    """For every class, the mean of the logits without the ``trim`` smallest and largest, then softmax (Yin et al., ICML 2018)."""
 
     def __init__(self, context: WeightingContext | None = None):
         given = context.options if context is not None else {}
@@ -81,7 +81,7 @@ class SpectralOptions(Voters):
     """Fraction of the teachers that may be malicious. At most twice as many are left out."""
 
     scale: Annotated[float, Field(gt=0)] = 0.1
-    """Standard deviation of honest soft labels along any direction. The published filter has 1, with which it never acts on
+    """Standard deviation of honest soft labels along any direction. The published filter has 1, which never removes anything from
     probabilities."""
 
     bound: Annotated[float, Field(gt=0)] = 9.0
@@ -92,9 +92,9 @@ def spectral_weights(votes: Tensor, options: SpectralOptions) -> Tensor:
     """Each voter's weight (b, voters) in the robust mean of ``votes`` (b, voters, d), by the spectral filter (Diakonikolas et
     al., ICML 2017), which Cronus applies to soft labels.
 
-    While the largest variance over all directions is above ``bound * scale^2``, voters lose weight by how far they lie out in
-    that direction, the farthest one all of it; at most ``2 * epsilon`` of the voters go. The published filter takes the
-    covariance of honest votes for the identity, ``scale = 1``: probabilities never vary that much, and it never acts.
+    While the largest variance over all directions is above ``bound * scale^2``, voters lose weight by their distance in that
+    direction, and the farthest loses all of it; at most ``2 * epsilon`` of the voters are removed. The published filter assumes
+    that the covariance of honest votes is the identity, ``scale = 1``. Probabilities never vary that much, so it never acts.
 
     >>> honest = torch.tensor([[0.9, 0.1], [0.85, 0.15], [0.95, 0.05], [0.9, 0.1]])
     >>> votes = torch.cat([honest, torch.tensor([[0.0, 1.0]])])[None]
@@ -112,7 +112,7 @@ def spectral_weights(votes: Tensor, options: SpectralOptions) -> Tensor:
         if votes.shape[2] <= voters:
             values, vectors = torch.linalg.eigh(spread.transpose(1, 2) @ spread)
             direction = vectors[:, :, -1:]
-        else:  # fewer voters than dimensions: the same eigenvalue from the smaller side
+        else:  # fewer voters than dimensions: the smaller Gram matrix has the same largest eigenvalue
             values, vectors = torch.linalg.eigh(spread @ spread.transpose(1, 2))
             direction = F.normalize(spread.transpose(1, 2) @ vectors[:, :, -1:], dim=1)
         far = (gap @ direction)[:, :, 0].square() * (credit > 0)
@@ -126,7 +126,7 @@ def spectral_weights(votes: Tensor, options: SpectralOptions) -> Tensor:
 
 @weighting("spectral", summary="a robust mean of probabilities by spectral filtering (Cronus)", options=SpectralOptions)
 class Spectral(Voting):
-    """The mean of the teachers' probabilities after the spectral filter has left out those that pull them apart."""
+    """The mean of the teachers' probabilities after the spectral filter has removed outliers."""
 
     def __init__(self, context: WeightingContext | None = None):
         given = context.options if context is not None else {}

@@ -21,18 +21,18 @@ class VoteOptions(Voters):
 
     variant: Variant = "kdcl"
     """``kdcl``: sources vote with their confidence in every class, and those below the gate in the winning class are left out.
-    ``kd3a``: each source votes for its most likely class alone."""
+    ``kd3a``: each source votes only for its most likely class."""
 
     knowledge: Literal["soft", "hard"] = "soft"
-    """What is taught: the supporters' mean prediction, or the consensus class alone."""
+    """The targets: the supporters' mean prediction (``soft``), or the consensus class alone (``hard``)."""
 
     count: Literal["mask", "support"] = "mask"
-    """How much a sample with supporters counts: once, or once for each supporter."""
+    """How much a sample with supporters counts: once (``mask``), or once per supporter (``support``)."""
 
 
-@weighting("vote", summary="the sources that support the consensus class, confidently (KDCL, KD3A)", options=VoteOptions)
+@weighting("vote", summary="the confident sources that support the consensus class (KDCL, KD3A)", options=VoteOptions)
 class KnowledgeVote(Voting):
-    """Only confident teachers that agree are heard; a sample without any teaches nothing."""
+    """Only confident teachers that agree are heard; a sample without supporters teaches nothing."""
 
     def __init__(self, context: WeightingContext):
         self.options = VoteOptions.model_validate(context.options)
@@ -40,7 +40,7 @@ class KnowledgeVote(Voting):
         self.voters(context, self.options.vote_norm)
 
     def vote(self, logits: Tensor) -> Ballot:
-        """The vote's knowledge; where nobody supports anything all teachers are shown alike, and the sample counts 0."""
+        """The vote's knowledge. A sample without supporters counts 0, and all teachers have equal weights on it."""
         vote = knowledge_vote(logits.softmax(2), self.gate, variant=self.options.variant)
         used = vote.support > 0
         members = vote.supporters | ~used[:, None]
