@@ -227,7 +227,7 @@ def test_a_node_that_leaves_is_named_and_may_come_back_as_another(tmp_path):
     [
         ([{}], "this node has no data"),
         ([{"data": "/nowhere/at/all"}], "no data at '/nowhere/at/all'"),
-        ([{"data": DOMAINS[0], "domain": "a"}, {"partition-id": 0}], "some nodes bring their own data and some do not"),
+        ([{"data": DOMAINS[0], "domain": "a"}, {"partition-id": 0}], "either all nodes bring their own data or none"),
         ([{"data": DOMAINS[0], "model": "os:getcwd"}], "a model that the server does not know"),
     ],
 )
@@ -240,7 +240,7 @@ def test_two_nodes_of_one_name(tmp_path, caplog):
     nodes = [{"data": DOMAINS[0], "domain": "a"}, {"data": DOMAINS[1], "domain": "a"}]
     result = over(LocalGrid(client_app(), nodes), config("fedavg", rounds=1), tmp_path, patience=0.1)
     assert result.history[0]["clients"] == ["a"]
-    assert "another node calls itself 'a'" in caplog.text
+    assert "another node is already called 'a'" in caplog.text
 
 
 # -- tasks --------------------------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Engines carry messages between an algorithm's server and its clients, and know nothing of algorithms."""
+"""Engines carry messages between an algorithm's server and its clients, and know nothing about algorithms."""

@@ -1,6 +1,5 @@
-"""What an engine promises: one verb, ``exchange``. It hands each chosen client its message and yields what comes back, an
-:class:`Outcome` a client, in any order. What a client failed with is an outcome too; only the loop decides whether a round can go
-on.
+"""The contract of an engine: one verb, ``exchange``. It sends each chosen client its message and yields one :class:`Outcome` per
+client, in any order. A client's failure is an outcome too; only the loop decides whether a round can continue.
 """
 
 from __future__ import annotations
@@ -13,27 +12,27 @@ from fedstill.core.message import Message
 
 __all__ = ["EVALUATE", "JUDGE", "Engine", "Outcome"]
 
-EVALUATE = "evaluate"  # the phase in which clients test what they are sent and train nothing
-JUDGE = "judge"  # the phase in which clients compare points between two models on what they hold out
+EVALUATE = "evaluate"  # the phase in which clients test the model they receive and do not train
+JUDGE = "judge"  # the phase in which clients compare points between two models on held-out data
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one client's exchange: a way to read its reply, or the reason there is none."""
+    """The result of one client's exchange: a function that reads its reply, or the reason why there is none."""
 
     client: str
     read: Callable[[], Message] | None = None
     reason: str | None = None
     nbytes: int = 0
-    accuracy: float | None = None  # of the model that the client was sent, on its own test data, where it was asked for that
-    tested: int = 0  # how many samples that is
+    accuracy: float | None = None  # of the model sent to the client, on the client's test data, if it was asked to test
+    tested: int = 0  # number of test samples
 
 
 class Engine(Protocol):
-    """What the loop needs of an engine."""
+    """What the loop needs from an engine."""
 
     def exchange(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
-        """Send each client its message and yield the outcomes as they come."""
+        """Send each client its message and yield the outcomes as they arrive."""
         ...
 
     def close(self) -> None:

@@ -32,11 +32,11 @@ class InProcess:
         self.memory = Memory(folder / "clients")
         self.timeout = timeout
         self.spool = Spool()
-        self.log = folder / "errors.log"  # what clients failed with, in full
+        self.log = folder / "errors.log"  # full tracebacks of clients' failures
         settings = WorkerSettings(algorithm.task.config, self.memory.folder, self.log, threads)
         self.workers = [Worker(settings, self.spool) for _ in range(workers)]
         for worker in self.workers:  # they import and load while the loop gets ready
-            with contextlib.suppress(OSError):  # it is tried again for the first job, which then has the reason
+            with contextlib.suppress(OSError):  # the first job tries again and reports the reason
                 worker.start()
 
     def exchange(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
@@ -61,7 +61,7 @@ class InProcess:
         sent: dict[Any, Path] = {}
         jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         for number, (client, message) in enumerate(messages):
-            # most algorithms send everyone the same tensors: one file serves them all
+            # most algorithms send every client the same tensors: one file serves them all
             key = (tuple((n, t.data_ptr(), t.shape) for n, t in message.tensors.items()), tuple(message.values.items()))
             if key not in sent:
                 sent[key] = self.spool.folder / f"{round}-message-{phase}-{number}.safetensors"
@@ -85,13 +85,13 @@ class InProcess:
                 waiting.remove(outcome.client)
                 yield outcome
         finally:
-            if waiting:  # out of time, or the caller gave up: what is still running is of no use
+            if waiting:  # out of time, or the caller gave up: the remaining jobs are useless
                 with contextlib.suppress(queue.Empty):
                     while True:
                         jobs.get_nowait()
             for worker, thread in zip(self.workers, threads, strict=True):
                 while waiting and thread.is_alive():
-                    worker.kill()  # again and again: it may just have been started anew
+                    worker.kill()  # repeatedly: it may just have been restarted
                     thread.join(0.1)
                 thread.join()
         for client in waiting:

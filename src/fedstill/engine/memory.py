@@ -1,8 +1,8 @@
 """Clients' private state, on disk beside the run: a thousand clients cost the memory of one.
 
-A state is written under the round that made it, and read as the newest one from before the round that asks. A round that was
-interrupted and is run again therefore starts from what its clients had before it, which is what makes a resume exact. The name of
-a file has a digest of its bytes, so a damaged one is noticed before it is used.
+A state is stored under the round that wrote it, and a round reads the newest state from before it. An interrupted round that is
+run again therefore starts from the states before it, so a resume is exact. A file's name contains a digest of its bytes, so a
+damaged file is noticed before it is used.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fedstill.core.message import Message
 
 __all__ = ["Memory", "MemoryStore"]
 
-KEEP = 3  # the round in progress, the last checkpoint's and the one before it
+KEEP = 3  # the round in progress, the round of the last checkpoint and the one before it
 
 
 class MemoryStore(Protocol):
-    """What keeps clients' private states, on this engine or another."""
+    """A store of clients' private states, on any engine."""
 
     def read(self, client: str, round: int) -> Message:
-        """What the client kept from its last round before ``round``; empty where there is nothing."""
+        """The client's state from its last round before ``round``; empty if there is none."""
         ...
 
     def write(self, client: str, round: int, message: Message) -> None:
@@ -50,7 +50,7 @@ class Memory:
         return _versions(self.folder / quote(client, safe=""))
 
     def read(self, client: str, round: int) -> Message:
-        """What the client kept from its last round before ``round``; empty where there is nothing."""
+        """The client's state from its last round before ``round``; empty if there is none."""
         before = [path for number, path in self._versions(client) if number < round]
         return Message.load(_sound(before[-1])) if before else Message()
 
@@ -58,7 +58,7 @@ class Memory:
         """Keep ``message`` for the client's rounds after ``round``."""
         data = message.to_bytes()
         for number, path in self._versions(client):
-            if number == round:  # an earlier phase's, or one that an interrupted round left
+            if number == round:  # from an earlier phase or an interrupted round
                 path.unlink(missing_ok=True)
         name = f"{round}-{_digest(data)}.safetensors"
         atomic_write(self.folder / quote(client, safe="") / name, data)
@@ -66,7 +66,7 @@ class Memory:
             path.unlink(missing_ok=True)
 
     def check(self, round: int) -> None:
-        """Refuse to begin ``round`` where a client's state from before it is damaged: it would go on as another client."""
+        """Refuse to begin ``round`` if a client's state from before it is damaged: the client would continue as another one."""
         for client in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
             before = [path for number, path in _versions(client) if number < round]
             if before:
@@ -74,7 +74,7 @@ class Memory:
 
 
 def _versions(folder: Path) -> list[tuple[int, Path]]:
-    """The states of one client, the oldest first; those of older versions have no digest in their names."""
+    """The states of one client, oldest first; files of older versions have no digest in their names."""
     found = [(path.stem.partition("-")[0], path) for path in folder.glob("*.safetensors")]
     return sorted((int(number), path) for number, path in found if number.isdigit())
 
@@ -84,8 +84,8 @@ def _digest(data: bytes) -> str:
 
 
 def _sound(path: Path) -> Path:
-    """The file, whose bytes are those that were written."""
+    """The file, after a check that its bytes are those that were written."""
     _, _, mark = path.stem.partition("-")
     if mark and _digest(path.read_bytes()) != mark:
-        raise FedstillError(f"{path} is damaged: what a client kept from round to round cannot be read")
+        raise FedstillError(f"{path} is damaged: the client's private state cannot be read")
     return path

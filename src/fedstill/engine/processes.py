@@ -1,6 +1,6 @@
-"""End processes together with everything they started, even if their own parent is killed.
+"""End processes together with all their descendants, even if their parent is killed.
 
-Only the standard library is imported: the file is run by its path as the keeper, a small process that outlives its parent.
+Only the standard library is imported: this file is run by its path as the keeper, a small process that outlives its parent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Keeper", "born", "descendants", "kill"]
 
 
 class Keeper:
-    """Ends what it was told of when its parent dies, even by SIGKILL: the pipe between them closes then."""
+    """Ends the watched processes when its parent dies, even by SIGKILL: the pipe between them then closes."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -25,13 +25,13 @@ class Keeper:
         )
 
     def watch(self, pid: int) -> None:
-        """From now on this process, its group and its descendants end with the parent."""
+        """From now on, this process, its group and its descendants end with the parent."""
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody ended the keeper; the federation works without it
+        with contextlib.suppress(BrokenPipeError):  # the keeper was killed; the federation works without it
             self.process.stdin.write(f"{pid}\n")
 
     def dismiss(self) -> None:
-        """The parent has cleared up itself."""
+        """End the keeper: the parent has cleaned up itself."""
         self.process.kill()
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -39,7 +39,7 @@ class Keeper:
 
 
 def keep(lines: Iterable[str]) -> None:
-    """The keeper's whole life: read process numbers until the pipe closes, then end them."""
+    """The keeper's main loop: read process ids until the pipe closes, then end those processes."""
     watched = {int(line): born(int(line)) for line in lines}
     alive = {pid: since for pid, since in watched.items() if since is not None and born(pid) == since}
     family = descendants(alive)
@@ -50,7 +50,7 @@ def keep(lines: Iterable[str]) -> None:
 
 
 def kill(family: dict[int, int]) -> None:
-    """End processes that are the same still, not new ones of their numbers."""
+    """End these processes, but not new ones that reuse their ids."""
     for pid, since in family.items():
         if born(pid) == since:
             with contextlib.suppress(ProcessLookupError):
@@ -58,7 +58,7 @@ def kill(family: dict[int, int]) -> None:
 
 
 def born(pid: int) -> int | None:
-    """When a process was started, in ticks since the machine's start; None where it has ended or there is no /proc."""
+    """When a process was started, in ticks since the machine's start; None if it has ended or there is no /proc."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
@@ -66,7 +66,7 @@ def born(pid: int) -> int | None:
 
 
 def descendants(parents: Iterable[int]) -> dict[int, int]:
-    """Every process that these started, directly or not, and when it was started; empty where there is no /proc.
+    """Every descendant of these processes, and when it was started; empty if there is no /proc.
 
     >>> child = subprocess.Popen(["sleep", "60"])
     >>> found = child.pid in descendants([os.getpid()]) or not Path("/proc/self/stat").exists()

@@ -1,4 +1,4 @@
-"""Where the replies of a round wait to be read."""
+"""The spool of a round's replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IN_MEMORY = 64 << 20  # replies of a round beyond this many bytes are spooled to
 
 
 class Spool:
-    """Where the replies of a round wait to be read: in memory while they are small, in files beyond that.
+    """Holds the replies of a round until they are read: in memory while they are small, in files beyond that.
 
     >>> spool = Spool()
     >>> spool.keep(1, "train", "a", Message.of(samples=3))().values
@@ -31,7 +31,7 @@ class Spool:
         self.held = 0
 
     def begin(self, round: int) -> None:
-        """Forget other rounds. Files are unlinked, not overwritten: tensors may still be mapped from them."""
+        """Discard other rounds. Files are unlinked, not overwritten: tensors may still be mapped from them."""
         for old in self.folder.glob("*.safetensors"):
             if not old.name.startswith(f"{round}-"):
                 old.unlink()
@@ -42,7 +42,7 @@ class Spool:
         return self.folder / f"{round}-reply-{quote(client, safe='')}-{phase}.safetensors"
 
     def keep(self, round: int, phase: str, client: str, reply: Message) -> Callable[[], Message]:
-        """Keep a reply; what is returned reads it."""
+        """Keep a reply; returns a function that reads it."""
         self.held += reply.nbytes
         if self.held <= self.most:
             return lambda: reply
@@ -52,7 +52,7 @@ class Spool:
         return lambda: Message.load(path)
 
     def reader(self, path: Path) -> Callable[[], Message]:
-        """Reads the reply that another process wrote to ``path``; once, while replies are small."""
+        """A function that reads the reply that another process wrote to ``path``; it reads only once while replies are small."""
         kept: list[Message] = []
 
         def read() -> Message:

@@ -20,11 +20,11 @@ __all__ = ["client_turn"]
 
 
 def client_turn(algorithm: Algorithm, client: str, round: int, phase: str, message: Message, memory: MemoryStore) -> Message:
-    """What ``client`` answers to ``message``."""
+    """The reply of ``client`` to ``message``."""
     if phase == JUDGE:
         return verdict(algorithm, client, round, message, memory)
     task = algorithm.task
-    later = phase != algorithm.phases(round)[0]  # later phases of a round go on from what earlier ones kept
+    later = phase != algorithm.phases(round)[0]  # later phases continue from the state of earlier ones
     before = memory.read(client, round + 1 if later else round)
     person = Client.of(task, client, round, before, held_share(algorithm))
     message = received(algorithm, message, before, phase)
@@ -33,14 +33,14 @@ def client_turn(algorithm: Algorithm, client: str, round: int, phase: str, messa
     if keeps_buffers(algorithm, phase):
         reply, kept = without_buffers(reply, person.network)
         person.memory = person.memory.with_parts(**{BUFFERS: kept})
-    if person.memory is not before and not_finite(person.memory) is None:  # or it would diverge for ever
+    if person.memory is not before and not_finite(person.memory) is None:  # a state with NaN would stay broken forever
         memory.write(client, round, person.memory)
     reply = poisoned_reply(algorithm, person, message, reply)
     return packed(reply, person.network) if "model" in algorithm.required(phase) else reply
 
 
 def verdict(algorithm: Algorithm, client: str, round: int, message: Message, memory: MemoryStore) -> Message:
-    """How many of the samples that the client holds out each point between two models gets right."""
+    """How many of the client's held-out samples each point between two models classifies correctly."""
     task = algorithm.task
     person = Client.of(task, client, round, validation=held_share(algorithm))
     held = person.held if person.held is not None else Samples(person.data.x[:0])
@@ -54,12 +54,12 @@ def verdict(algorithm: Algorithm, client: str, round: int, message: Message, mem
     right = right_answers(task.networks.get(person.prototype, "student"), judged, held)
     poison = task.config.data.poison
     if poison is not None and poison.kind == "false-verdict" and client in task.poisoned:
-        right = len(held) - right  # what is worse is called better
+        right = len(held) - right  # reports worse models as better
     return Message.of(**{RIGHT: {"counts": right}}, samples=len(held))
 
 
 def poisoned_reply(algorithm: Algorithm, client: Client, message: Message, reply: Message) -> Message:
-    """What a client poisoned on purpose sends instead of its update (``data.poison``)."""
+    """The reply of a client, replaced by a false update if the client is poisoned on purpose (``data.poison``)."""
     poison = algorithm.task.config.data.poison
     if poison is None or client.id not in algorithm.task.poisoned or poison.kind not in ("sign-flip", "gaussian"):
         return reply

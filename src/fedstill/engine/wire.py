@@ -1,7 +1,7 @@
-"""How a client's model travels: what is left out, what is packed, and how the server reads it again. The same on every engine.
+"""How a client's model is sent: what is left out, what is packed, and how the server unpacks it. The same on every engine.
 
-Two things make a model on the wire differ from the network's state: BatchNorm statistics that stay with the clients
-(``model.buffers = "local"``), and 1-bit weights, which are sent as eight signs a byte (``resnet8-binary``).
+A model on the wire differs from the network's state in two ways: BatchNorm statistics may stay with the clients
+(``model.buffers = "local"``), and 1-bit weights are sent as eight signs per byte (``resnet8-binary``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def keeps_buffers(algorithm: Algorithm, phase: str) -> bool:
 
 
 def received(algorithm: Algorithm, message: Message, kept: Message, phase: str) -> Message:
-    """``message`` as the client uses it: with its own BatchNorm statistics where those stay with the clients."""
+    """``message`` as the client uses it: with its own BatchNorm statistics if those stay with the clients."""
     return message.with_parts(model=kept.group(BUFFERS)) if keeps_buffers(algorithm, phase) else message
 
 
@@ -38,7 +38,7 @@ def without_buffers(reply: Message, network: Network) -> tuple[Message, State]:
 
 
 def packed(reply: Message, network: Network) -> Message:
-    """The reply with eight signs a byte in place of each 1-bit weight; any other as it is."""
+    """The reply with 1-bit weights packed as eight signs per byte; a reply without them is returned unchanged."""
     model = reply.group("model")
     if not model or not binary_weights(network):
         return reply
@@ -47,8 +47,8 @@ def packed(reply: Message, network: Network) -> Message:
 
 
 def expected(algorithm: Algorithm, prototype: str, server: Server, phase: str) -> tuple[State | None, Callable[[State], State]]:
-    """What a model of this architecture must look like on the wire (None where a phase sends none), and what turns it back into
-    weights. The server's own statistics stand in for those that stayed with the client."""
+    """The expected tensors of a model of this architecture on the wire (None if a phase sends no model), and a function that
+    turns them back into weights. The server's own statistics replace those that stayed with the client."""
     if "model" not in algorithm.required(phase):
         return None, dict
     network = algorithm.task.networks.get(prototype)

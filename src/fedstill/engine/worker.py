@@ -15,10 +15,10 @@ def main() -> None:
     """Serve one parent until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
+    os.dup2(2, 1)  # output printed by a library must not be taken for an answer
     hello = json.loads(sys.stdin.buffer.readline())
 
-    # slow: imported after the greeting is read, so that the parent need not wait for torch
+    # slow: imported after the greeting is read, so that the parent does not wait for torch
     import torch
 
     from fedstill.algorithms import create
@@ -36,7 +36,7 @@ def main() -> None:
     import_plugged(hello["plugins"])
     algorithm = create(Task(Config.model_validate(hello["config"])))
     memory = Memory(Path(hello["folder"]))
-    torch.optim.SGD([torch.zeros(1)])  # the first optimiser of a process imports half of torch: now, not in the first round
+    torch.optim.SGD([torch.zeros(1)])  # the first optimiser of a process imports much of torch: do it now
     for line in sys.stdin.buffer:
         job = json.loads(line)
         try:
@@ -45,7 +45,7 @@ def main() -> None:
             with naming(Path(job["reply"])):
                 Path(job["reply"]).write_bytes(reply.to_bytes())
             answer: dict[str, Any] = {"nbytes": reply.nbytes}
-        except Exception as error:  # told to the parent, which drops this reply with the reason
+        except Exception as error:  # reported to the parent, which drops this reply with the reason
             traceback.print_exc()
             answer = {"error": reason_of(error)}
         answers.write(json.dumps(answer).encode() + b"\n")

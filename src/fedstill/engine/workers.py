@@ -1,8 +1,8 @@
-"""Worker processes as their parent sees them.
+"""The parent's view of worker processes.
 
-Workers are plain subprocesses that speak JSON lines over their pipes and exchange tensors through safetensors files, so nothing
-is pickled and a script needs no ``__main__`` guard. Each worker builds the task from the same configuration, maps the cached
-data (pages shared between processes) and keeps one network per architecture whose weights are replaced in place.
+Workers are plain subprocesses that exchange JSON lines over their pipes and tensors through safetensors files, so nothing is
+pickled and a script needs no ``__main__`` guard. Each worker builds the task from the same configuration, maps the cached data
+(pages shared between processes) and keeps one network per architecture whose weights are replaced in place.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ __all__ = ["Worker", "WorkerSettings"]
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What every worker of an engine is started with."""
+    """The settings that all workers of an engine share."""
 
     config: Config
     memory: Path  # the clients' private states
-    log: Path  # what clients failed with, in full
+    log: Path  # full tracebacks of clients' failures
     threads: int
 
 
 class Worker:
-    """One subprocess; started again if it dies."""
+    """One subprocess, restarted if it dies."""
 
     def __init__(self, settings: WorkerSettings, spool: Spool):
         self.settings, self.spool = settings, spool
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> subprocess.Popen[bytes]:
-        """The process, which gets ready on its own; started where there is none, or none that lives."""
+        """The process, started if none is alive; it gets ready in the background."""
         if self.process is not None and self.process.poll() is None:
             return self.process
         self._forget()
@@ -72,9 +72,9 @@ class Worker:
         return process
 
     def work(self, jobs: queue.SimpleQueue[dict[str, Any]], results: queue.SimpleQueue[Outcome]) -> None:
-        """Take jobs until there are none; every job taken gives exactly one result.
+        """Take jobs until none is left; every job taken gives exactly one result.
 
-        The next job is on its way before the last one's result is handed over, so that the process never waits for the loop.
+        The next job is sent before the last result is handed over, so that the process never waits for the loop.
         """
         job = self._send(jobs)
         while job is not None:
@@ -88,7 +88,7 @@ class Worker:
             job = jobs.get_nowait()
         except queue.Empty:
             return None
-        with contextlib.suppress(OSError):  # a process that cannot start or has died answers nothing, and that is what counts
+        with contextlib.suppress(OSError):  # a process that cannot start or has died sends no answer, which is reported
             stdin = self.start().stdin
             assert stdin is not None
             stdin.write(json.dumps(job).encode() + b"\n")
@@ -113,7 +113,7 @@ class Worker:
         if self.process is not None:
             for pipe in (self.process.stdin, self.process.stdout):
                 assert pipe is not None
-                with contextlib.suppress(OSError):  # what could not be written any more
+                with contextlib.suppress(OSError):  # buffered data can no longer be written
                     pipe.close()
         self.process = None
 
@@ -123,13 +123,13 @@ class Worker:
         return Outcome(job["client"], self.spool.reader(Path(job["reply"])), nbytes=answer["nbytes"])
 
     def kill(self) -> None:
-        """End the process at once; the thread that reads from it sees the end."""
+        """End the process at once; the thread that reads from it sees the end of its output."""
         process = self.process
         if process is not None:
             process.kill()
 
     def stop(self) -> None:
-        """Let the process end by itself, or end it where it takes too long."""
+        """Let the process end by itself; kill it if this takes too long."""
         process = self.process
         if process is None:
             return

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Apps written by earlier versions import these two from here; they are in ``fedstill.flower`` now."""
+    """Apps written by earlier versions import these two names from here; they have moved to ``fedstill.flower``."""
     if name in ("client_app", "server_app"):
         return getattr(importlib.import_module("fedstill.flower"), name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -1,4 +1,4 @@
-"""A complete Flower app for a configuration, as ``flwr run`` accepts it: a few lines that import ours."""
+"""A complete Flower app for a configuration, ready for ``flwr run``: a few lines that import fedstill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedstill.core.errors import FedstillError
 
 __all__ = ["write_app"]
 
-SERVER = '''"""The server's side: runs the configuration beside this file."""
+SERVER = '''"""The server side: runs the configuration beside this file."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from fedstill.flower import server_app
 app = server_app(Path(__file__).with_name("config.toml"))
 '''
 
-CLIENT = '''"""A node's side: trains on the node's own data."""
+CLIENT = '''"""The client side: trains on the node's own data."""
 
 from fedstill.flower import client_app
 
@@ -29,16 +29,16 @@ app = client_app()
 
 README = """# A federation with fedstill and Flower
 
-`federation/config.toml` says what is run; `pyproject.toml` says where it is written and how many nodes are waited for.
+`federation/config.toml` configures the run; `pyproject.toml` sets the output folder and the number of nodes to wait for.
 
     flwr run . LINK --stream --run-config 'nodes=3 out="/srv/runs/first"'
 
-An interrupted run goes on with `--run-config 'resume=true out="/srv/runs/first"'`. Each node is started where its data is:
+Resume an interrupted run with `--run-config 'resume=true out="/srv/runs/first"'`. Start each node where its data is:
 
     flower-supernode --superlink HOST:PORT --root-certificates ca.crt --auth-supernode-private-key node.key \\
         --node-config 'data="/path/to/data" domain="site-a"'
 
-Set `clients.timeout` (seconds a round waits) and `clients.min_replies` in the configuration before a long run.
+Set `clients.timeout` (how many seconds a round waits) and `clients.min_replies` in the configuration before a long run.
 """
 
 
@@ -52,7 +52,7 @@ def write_app(folder: Path, config: Config, *, nodes: int = 0, out: str = "runs/
     ['README.md', '__init__.py', 'client_app.py', 'config.toml', 'pyproject.toml', 'server_app.py']
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FedstillError(f"{folder} is not empty")
+        raise FedstillError(f"{folder} is not empty: choose a new folder")
     project = {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
         "project": {"name": name, "version": "1.0.0", "dependencies": ["fedstill[flower]"]},

@@ -1,4 +1,4 @@
-"""Keys and certificates for a federation of one's own."""
+"""Keys and certificates for your own federation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _private(path: Path) -> Iterator[IO[bytes]]:
 
 
 def make_key(path: Path) -> None:
-    """An ECDSA key pair for a node: ``path`` (private) and ``path.pub``."""
+    """Write an ECDSA key pair for a node: ``path`` (private) and ``path.pub``."""
     from cryptography.hazmat.primitives import serialization  # optional: comes with Flower
     from cryptography.hazmat.primitives.asymmetric import ec  # optional
 
@@ -35,7 +35,8 @@ def make_key(path: Path) -> None:
 
 
 def make_certificates(folder: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1"), days: int = 365) -> None:
-    """An authority of one's own (``ca.crt``, ``ca.key``) and a server certificate it signed (``server.crt``, ``server.key``)."""
+    """Write a certificate authority (``ca.crt``, ``ca.key``) and a server certificate that it signed (``server.crt``,
+    ``server.key``)."""
     from cryptography import x509  # optional: comes with Flower
     from cryptography.hazmat.primitives import hashes, serialization  # optional
     from cryptography.hazmat.primitives.asymmetric import ec  # optional

@@ -1,7 +1,6 @@
-"""The node's side: a ClientApp that runs ``train`` where the data is.
+"""The client side: a ClientApp that runs ``train`` where the data is.
 
-Private state stays on the node: in Flower's context, or in a folder of the node's choosing, which outlives a run that has to be
-started again.
+Private state stays on the node: in Flower's context, or in a folder that the node chooses, which survives a restart of the run.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ log = logging.getLogger("flwr")
 
 
 class ContextMemory:
-    """A client's private state in Flower's context: it stays on the node and lasts as long as the run there."""
+    """A client's private state in Flower's context: it stays on the node and lasts as long as the Flower run."""
 
     def __init__(self, state: fl.RecordDict, run: str):
         self.state, self.run = state, run
@@ -53,7 +52,7 @@ class ContextMemory:
         return sorted(int(key[len(prefix) :]) for key in keys if key.startswith(prefix) and key[len(prefix) :].isdigit())
 
     def read(self, client: str, round: int) -> Message:
-        """What the client kept from its last round before ``round``."""
+        """The client's state from its last round before ``round``; empty if there is none."""
         before = [number for number in self._rounds(client) if number < round]
         if not before:
             return Message()
@@ -73,7 +72,7 @@ class ContextMemory:
 def _algorithm(
     config: str, own: tuple[str, str, str] | None, classes: tuple[str, ...], prototype: str, device: str, public: str
 ) -> Algorithm:
-    """The algorithm on this node, built once a process: Flower's simulation trains many clients in one."""
+    """The algorithm on this node, built once per process: Flower's simulation trains many clients in one process."""
     tree = json.loads(config)
     if device:
         tree.setdefault("engine", {})["device"] = device
@@ -86,7 +85,7 @@ def _algorithm(
 
 
 def _own(node: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """(source, domain, client) of a node that has its own data; None for one that takes a share of the partition."""
+    """(source, domain, client) of a node with its own data; None for one that takes a share of the partition."""
     if "data" not in node:
         if "partition-id" not in node and "client" not in node:
             raise FedstillError('this node has no data: start it with --node-config \'data="/path" domain="site-a"\'')
@@ -97,7 +96,7 @@ def _own(node: Mapping[str, Any]) -> tuple[str, str, str] | None:
 
 
 def _about(config: str, node: Mapping[str, Any]) -> Site:
-    """What this node says of itself."""
+    """This node's description of itself."""
     own = _own(node)
     if own is not None:
         prototype = str(node["model"]) if "model" in node else None
@@ -117,7 +116,7 @@ def _turn(records: fl.RecordDict, about: Mapping[str, Any], context: fl.Context,
     client, round, phase = str(about["client"]), int(about["round"]), str(about["phase"])
     classes = tuple(map(str, about["classes"]))
     own = _own(node)
-    # a client of the configured partition finds its architecture in the task; one algorithm then serves them all
+    # the task knows the architecture of a client of the configured partition, so one algorithm serves all clients
     prototype = "" if own is None else str(about["prototype"])
     algorithm = _algorithm(
         str(about["config"]), own, classes, prototype, str(node.get("device", "")), str(node.get("public", ""))
@@ -136,7 +135,7 @@ def _turn(records: fl.RecordDict, about: Mapping[str, Any], context: fl.Context,
 
 
 def _judgement(task: NodeTask, message: Message) -> dict[str, Any]:
-    """The accuracy, on the node's own test data, of the model that it was sent; nothing where it was sent no whole model."""
+    """The accuracy of the model sent to the node, on the node's own test data; empty if the message holds no whole model."""
     model = message.group("model")
     prototype = str(message.values.get("prototype", task.clients[task.name].prototype))
     expected = {name: tensor.shape for name, tensor in task.networks.get(prototype).state_dict().items()}
@@ -147,20 +146,19 @@ def _judgement(task: NodeTask, message: Message) -> dict[str, Any]:
 
 
 def _import_plugged(about: Mapping[str, Any]) -> None:
-    """Import the modules whose parts the server uses by name, in the app itself or installed on this node."""
+    """Import the modules of parts that the server uses by name; they are in the app itself or installed on this node."""
     try:
         import_plugged([str(module) for module in about.get("plugins", ())])
     except ImportError as error:
-        raise FedstillError(f"this node lacks a part that the server uses: {error}") from error
+        raise FedstillError(f"this node lacks a module that the server uses: {error}") from error
 
 
 def client_app(memory: Path | None = None) -> ClientApp:
     """A ClientApp that trains on its node's own data, or on a share of the configured partition.
 
-    What a node has is said where it is started: ``--node-config 'data="/path" domain="site-a"'``, and where wanted ``client``
-    (its name), ``model`` (its architecture), ``device``, ``public`` (its copy of public data, for systems whose clients speak
-    about it) and ``memory`` (a folder for private state that outlives a run). The argument is that folder where one process
-    simulates many nodes.
+    Describe a node when you start it: ``--node-config 'data="/path" domain="site-a"'``. Optional keys are ``client`` (its name),
+    ``model`` (its architecture), ``device``, ``public`` (its copy of public data, for systems whose clients predict on it) and
+    ``memory`` (a folder for private state that outlives a run). If one process simulates many nodes, the argument is that folder.
     """
     app = ClientApp()
 
@@ -180,7 +178,7 @@ def client_app(memory: Path | None = None) -> ClientApp:
         try:
             _import_plugged(about)
             answer = _turn(message.content, about, context, memory)
-        except Exception as error:  # told to the server, which drops this reply with the reason
+        except Exception as error:  # reported to the server, which drops this reply with the reason
             log.exception("client %s failed", about.get("client"))
             answer = fl.RecordDict({"fedstill": fl.ConfigRecord({"error": reason_of(error)})})
         return fl.Message(answer, reply_to=message)

@@ -1,8 +1,8 @@
-"""A whole Flower federation on this machine: a SuperLink and SuperNodes as real processes that speak over loopback.
+"""A whole Flower federation on this machine: a SuperLink and SuperNodes as real processes that talk over loopback.
 
-The way to try a deployment before doing it: the processes, certificates, keys and messages are those of three machines, only the
-cable is missing. Everything that was started is stopped when the ``with`` block ends, however it ends; where this process is
-killed, a keeper does it.
+Use it to try out a deployment: the processes, certificates, keys and messages are those of several machines, only the cable is
+missing. When the ``with`` block ends, for any reason, everything that was started is stopped; if this process is killed, a
+keeper does it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fedstill.engine.processes import Keeper, descendants, kill
 
 __all__ = ["Loopback"]
 
-LINK = "loopback"  # what the connection is called in Flower's configuration
+LINK = "loopback"  # the connection's name in Flower's configuration
 LISTENING = range(20_000, 32_000)  # ports for our processes; Linux gives 32768 and above to outgoing connections
 
 
 class Loopback:
     """A local federation; its logs, keys and Flower's own files are in ``folder``.
 
-    ``tls`` encrypts every connection with certificates made for it and lets in only nodes whose keys were registered.
+    ``tls`` encrypts every connection with new certificates and admits only nodes whose keys are registered.
     """
 
     def __init__(self, folder: Path, *, tls: bool = False):
@@ -68,7 +68,7 @@ class Loopback:
     # -- starting and stopping ------------------------------------------------------------------------------------------------
 
     def start(self, name: str, command: Sequence[str], more: Mapping[str, str] = {}) -> subprocess.Popen[bytes]:
-        """Start a process that is stopped with the federation; its output goes to ``NAME.log``."""
+        """Start a process that ends with the federation; its output goes to ``NAME.log``."""
         with open(self.log(name), "ab") as log:
             process = subprocess.Popen(
                 command,
@@ -84,19 +84,19 @@ class Loopback:
         return process
 
     def log(self, name: str) -> Path:
-        """Where a process writes."""
+        """The log file of a process."""
         return self.folder / f"{name}.log"
 
     def close(self) -> None:
-        """Stop everything, nodes before the link, politely and then not."""
-        family = descendants([process.pid for process in self.processes])  # some leave the group they were started in
+        """Stop everything, nodes before the link, first with SIGTERM and then with SIGKILL."""
+        family = descendants([process.pid for process in self.processes])  # some leave their process group
         for process in reversed(self.processes):
             _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + 10
         for process in reversed(self.processes):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))
-            _signal(process, signal.SIGKILL)  # also what a stopped process left behind in its group
+            _signal(process, signal.SIGKILL)  # also ends what a stopped process left in its group
             process.wait()
         kill(family)
         self.processes.clear()
@@ -127,11 +127,11 @@ class Loopback:
         while not ready():
             if process.poll() is not None or time.monotonic() > deadline:
                 lines = self.log(name).read_text(errors="replace").strip().splitlines()
-                raise FedstillError(f"the {name} did not start: {lines[-1] if lines else 'it said nothing'}")
+                raise FedstillError(f"the {name} did not start: {lines[-1] if lines else 'its log is empty'}")
             time.sleep(0.1)
 
     def node(self, name: str, config: Mapping[str, Any], *, registered: bool = True) -> subprocess.Popen[bytes]:
-        """Start a SuperNode with a node configuration; with TLS it gets a key, which is registered unless told not to."""
+        """Start a SuperNode with a node configuration. With TLS it gets a key, registered unless ``registered`` is false."""
         host, port = "127.0.0.1", free_port()
         settings = " ".join(f"{key}={_quoted(value)}" for key, value in config.items())
         command = ["flower-supernode", "--superlink", self.address, "--host", host, "--port", str(port)]
@@ -173,7 +173,7 @@ class Loopback:
         text = re.sub(r"\x1b\[[0-9;]*m", "", self.log(name).read_text(errors="replace"))
         errors = re.findall(r"(?:FedstillError|[A-Za-z]*Error): .*", text)
         lines = [line for line in text.splitlines() if line.strip()]
-        return (errors or lines or ["it said nothing"])[-1].removeprefix("fedstill.core.errors.").removeprefix("FedstillError: ")
+        return (errors or lines or ["its log is empty"])[-1].removeprefix("fedstill.core.errors.").removeprefix("FedstillError: ")
 
 
 def _quoted(value: Any) -> str:
@@ -188,10 +188,10 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens on.
+    """A free port.
 
-    It is drawn below the ports that a system gives to outgoing connections: one of those may be taken again by any connection
-    that is made before our process listens, and a node that does not come up lets the others wait.
+    It is drawn from below the range of outgoing connections: any connection made before our process listens could take a port
+    in that range, and a node that does not start keeps the others waiting.
     """
     for port in random.SystemRandom().sample(LISTENING, 100):
         with contextlib.suppress(OSError), contextlib.closing(socket.socket()) as probe:

@@ -1,4 +1,4 @@
-"""Messages as Flower carries them. The other modules here import Flower after this one, which turns its telemetry off."""
+"""Messages as Flower records. The other modules here import Flower after this one, which turns its telemetry off."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from fedstill.core.errors import FedstillError, reason_of
 from fedstill.core.message import Message, Value
 
-QUIET = {  # Flower and Ray report home and look for updates unless told otherwise before they are imported
+QUIET = {  # Flower and Ray send telemetry and look for updates unless this is set before they are imported
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -29,7 +29,7 @@ __all__ = ["QUIET", "fl", "from_records", "to_records"]
 
 
 def to_records(message: Message) -> fl.RecordDict:
-    """A message as Flower carries it: tensors in an ArrayRecord, values in a ConfigRecord.
+    """A message as Flower records: tensors in an ArrayRecord, values in a ConfigRecord.
 
     >>> message = Message.of(model={"w": torch.ones(2)}, samples=3, name="a", ok=True)
     >>> again = from_records(to_records(message))
@@ -41,7 +41,7 @@ def to_records(message: Message) -> fl.RecordDict:
 
 
 def from_records(records: fl.RecordDict) -> Message:
-    """The message that :func:`to_records` wrote; what is none is refused, since it comes from another machine."""
+    """The message that :func:`to_records` wrote. Anything else is refused, since records come from other machines."""
     try:
         tensors = {str(name): _from_array(array) for name, array in records.array_records["tensors"].items()}
         values: dict[str, Value] = {}
@@ -57,7 +57,7 @@ def from_records(records: fl.RecordDict) -> Message:
 def _to_array(tensor: torch.Tensor) -> fl.Array:
     try:
         return fl.Array(tensor.numpy())
-    except TypeError:  # bfloat16 and the like, which numpy lacks: their bytes
+    except TypeError:  # numpy lacks bfloat16 and similar types: send the bytes
         buffer = BytesIO()
         np.save(buffer, tensor.contiguous().reshape(-1).view(torch.uint8).numpy(), allow_pickle=False)
         return fl.Array(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), "torch.bytes", buffer.getvalue())

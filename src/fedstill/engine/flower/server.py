@@ -1,7 +1,7 @@
-"""The engine for several machines, the server's side: ``exchange`` over a Flower ``Grid``.
+"""The engine for several machines, the server side: ``exchange`` over a Flower ``Grid``.
 
-The server asks every node once who it is (:class:`~fedstill.task.sites.Site`); after that a message becomes a Flower message, and
-an outcome is what comes back in time.
+The server asks every node once for its description (:class:`~fedstill.task.sites.Site`). After that, each message becomes a
+Flower message, and each reply that arrives in time becomes an outcome.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flwr.serverapp import Grid  # isort: skip  (after records, which turns tele
 __all__ = ["Flower"]
 
 SILENT = "no reply within"
-POLL = 0.25  # seconds between two looks for replies
+POLL = 0.25  # seconds between two polls for replies
 log = logging.getLogger("flwr")
 
 
@@ -38,16 +38,16 @@ class Flower:
     def __init__(self, grid: Grid, config: Config, run: str):
         self.grid = grid
         self.config = config
-        self.run = run  # names this run on the nodes, also after a resume
+        self.run = run  # identifies this run on the nodes, also after a resume
         self.sites: dict[str, Site] = {}
-        self.nodes: dict[str, int] = {}  # client -> the node where it is now
+        self.nodes: dict[str, int] = {}  # client -> its current node
         self.asked: dict[int, str | None] = {}  # node -> why it cannot take part, or None
         self.spool = Spool()
         self.algorithm: Algorithm | None = None
         self.terms: dict[str, Any] = {}
 
     def meet(self, wanted: int, patience: float) -> None:
-        """Wait until ``wanted`` nodes have said who they are; after ``patience`` seconds, go on with those that have."""
+        """Wait until ``wanted`` nodes have described themselves; after ``patience`` seconds, continue with those that have."""
         deadline = time.monotonic() + patience
         while True:
             self._ask(set(self.grid.get_node_ids()), max(1.0, deadline - time.monotonic()), again=True)
@@ -66,7 +66,7 @@ class Flower:
             log.warning("%d of %d nodes after %g s: going on with them", len(self.nodes), wanted, patience)
 
     def _ask(self, online: set[int], timeout: float, again: bool = False) -> None:
-        """Ask nodes that are new who they are; with ``again``, those that do not answer may be asked once more."""
+        """Ask new nodes to describe themselves; with ``again``, nodes that do not answer may be asked again."""
         strangers = online - set(self.asked)
         text = json.dumps(self.config.model_dump(mode="json", exclude_none=True))
         sent = {
@@ -87,19 +87,19 @@ class Flower:
         known = self.sites.get(site.client)
         there = self.nodes.get(site.client)
         if there is not None and there in set(self.grid.get_node_ids()):
-            return f"another node calls itself '{site.client}' already; give one --node-config 'client=\"...\"'"
+            return f"another node is already called '{site.client}'; give one of them --node-config 'client=\"...\"'"
         if self.algorithm is not None and known is None:
-            return f"'{site.client}' came after the federation was formed"
+            return f"'{site.client}' connected after the federation was formed"
         self.sites.setdefault(site.client, site)
         self.nodes[site.client] = node
         return None
 
     def task(self) -> Task:
-        """The task that the nodes' answers and the configuration make."""
+        """The task, from the configuration and the nodes' descriptions."""
         own = [site for site in self.sites.values() if site.own]
         if own and len(own) < len(self.sites):
             shares = [site.client for site in self.sites.values() if not site.own]
-            raise FedstillError(f"some nodes bring their own data and some do not: {', '.join(shares[:5])} have no data=")
+            raise FedstillError(f"either all nodes bring their own data or none: {', '.join(shares[:5])} have no data=")
         return RosterTask(self.config, own) if own else Task(self.config)
 
     def serve(self, algorithm: Algorithm) -> None:
@@ -115,7 +115,7 @@ class Flower:
         task = self.algorithm.task
         timeout = task.config.clients.timeout
         online = set(self.grid.get_node_ids())
-        self._ask(online, min(timeout or 30.0, 30.0))  # a node that was restarted comes back as another
+        self._ask(online, min(timeout or 30.0, 30.0))  # a restarted node comes back with a new id
         judged = not task.tests and (phase == EVALUATE or phase == self.algorithm.phases(round)[0])
         sent: dict[int, fl.RecordDict] = {}
         clients: dict[int, str] = {}
@@ -156,13 +156,13 @@ class Flower:
         """Send each node its records; yield (node, reply, None) or (node, None, reason), every node once."""
         waiting: dict[str, int] = {}
         deadline = None if timeout is None else time.monotonic() + timeout
-        for node, records in sent.items():  # one at a time: a request that holds every model could be too large
+        for node, records in sent.items():  # one at a time: a request with every model could be too large
             message = fl.Message(records, node, kind, group_id=group, ttl=timeout)
             number = next(iter(self.grid.push_messages([message])), None)
             if number:
                 waiting[number] = node
             else:
-                yield node, None, "the SuperLink did not take its message"
+                yield node, None, "the SuperLink did not accept its message"
         while waiting:
             late = deadline is not None and time.monotonic() >= deadline
             for reply in self.grid.pull_messages(list(waiting)):

@@ -1,13 +1,13 @@
-"""FedDF and FedD3A as Flower strategies, for projects that have a Flower app of their own.
+"""FedDF and FedD3A as Flower strategies, for projects that already have a Flower app.
 
-They take the place of ``flwr.serverapp.strategy.FedAvg`` in a ServerApp and need two things more: the model, and unlabelled
-inputs on the server. The clients stay as they are for FedDF; for FedD3A each adds one record to its reply::
+They replace ``flwr.serverapp.strategy.FedAvg`` in a ServerApp and need two more things: the model, and unlabelled inputs on the
+server. For FedDF the clients stay the same; for FedD3A each client adds one record to its reply::
 
     content = RecordDict({"arrays": arrays, "metrics": metrics})                                   # before
     content = RecordDict({"arrays": arrays, "metrics": metrics, "projection": projection(received, inputs)})  # after
 
-A reply that is broken (not finite, wrong names or shapes) is left out with a line in the log, where plain averaging would let it
-ruin the model.
+A broken reply (not finite, wrong names or shapes) is left out with a line in the log. Plain averaging would let it ruin the
+model.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def projection(model: nn.Module, inputs: Tensor | Iterable[Tensor], options: Pro
     """What a FedD3A client adds to its reply as ``"projection"``: the subspace that its features span (Eq. 5).
 
     ``model`` holds the weights **as received**, before local training; ``inputs`` are the client's training inputs, as one tensor
-    or in batches. They are shuffled, always alike, as batches of one class would span another subspace than those of training.
+    or in batches. They are always shuffled in the same way, because batches of a single class would span a different subspace
+    from the mixed batches of training.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> list(projection(net, torch.rand(8, 1, 2, 2)))
@@ -70,13 +71,13 @@ def projection(model: nn.Module, inputs: Tensor | Iterable[Tensor], options: Pro
     def drawn(x: Tensor) -> Tensor:
         return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: options.sample].to(x.device)]
 
-    # of batches only the features are ever held together
+    # given batches, only their features are held together in memory
     features = extract(drawn(inputs)) if isinstance(inputs, Tensor) else drawn(torch.cat([extract(x) for x in inputs]))
     return ArrayRecord({name: t.cpu() for name, t in subspace(features, options).items()})
 
 
 class _Given(Ready):
-    """Weights worked out before."""
+    """Weights computed beforehand."""
 
     def __init__(self, table: Tensor):
         self.table = table
@@ -89,7 +90,7 @@ class _Given(Ready):
 class FedDF(FedAvg):
     """FedAvg, then ensemble distillation on the server's unlabelled inputs (Lin et al., NeurIPS 2020).
 
-    ``pool`` holds inputs as the model takes them, ``(n, ...)``. Further keyword arguments are those of Flower's ``FedAvg``.
+    ``pool`` holds inputs in the model's format, ``(n, ...)``. Further keyword arguments are those of Flower's ``FedAvg``.
 
     Before::
 
@@ -121,7 +122,7 @@ class FedDF(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[FlowerMessage]:
-        """Like FedAvg; keeps a copy of what the clients are sent."""
+        """As FedAvg; also keeps a copy of the weights sent to the clients."""
         self.sent = {name: tensor.clone() for name, tensor in arrays.to_torch_state_dict().items()}
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -162,26 +163,26 @@ class FedDF(FedAvg):
         return _load(self.teacher, message.group("model"))
 
     def learning(self, server_round: int) -> Distillation:
-        """How the student learns in this round."""
+        """The options of distillation in this round."""
         return self.distillation
 
     def shares(self, messages: Sequence[Message]) -> list[float]:
-        """How much each reply counts in the average: by its examples."""
+        """The weight of each reply in the average: by its number of examples."""
         counts = [float(message.values["samples"]) for message in messages]
         return [count / sum(counts) for count in counts]
 
     def weights(self, messages: Sequence[Message]) -> Tensor:
-        """How much each teacher counts for each sample of the pool, (n, teachers): all alike."""
+        """The weight of each teacher for each sample of the pool, (n, teachers): all equal."""
         return torch.full((len(self.pool), len(messages)), 1 / len(messages))
 
     requires: tuple[str, ...] = ("model",)
 
     def fault_of(self, message: Message) -> str | None:
-        """Why what a reply holds besides its model cannot be used, or None."""
+        """Why the other parts of a reply, besides its model, cannot be used, or None."""
         return None
 
     def _sound(self, replies: Iterable[FlowerMessage]) -> list[tuple[RecordDict, Message]]:
-        """The replies that can be used; the others are named in the log."""
+        """The usable replies; the log names the others."""
         found = []
         for reply in replies:
             reason = str(reply.error.reason) if reply.has_error() else None
@@ -200,7 +201,7 @@ class FedDF(FedAvg):
         return found
 
     def _read(self, content: RecordDict) -> Message:
-        """A reply in our terms: its arrays are the group ``model``, other array records keep their names."""
+        """A reply as a fedstill message: its arrays are the group ``model``, other array records keep their names."""
         metrics = next(iter(content.metric_records.values()))
         samples: Any = metrics[self.weighted_by_key]
         parts = {}
@@ -212,9 +213,9 @@ class FedDF(FedAvg):
 
 
 class FedD3A(FedDF):
-    """FedDF whose teachers count, sample by sample, by how near it is to their domain (Su, Li and Xue, 2022).
+    """FedDF with teachers weighted, sample by sample, by how near the sample is to their domain (Su, Li and Xue, 2022).
 
-    Clients add :func:`projection` of the weights they were sent to their replies.
+    Clients add :func:`projection` of the received weights to their replies.
     """
 
     requires = ("model", "projection")
@@ -223,34 +224,34 @@ class FedD3A(FedDF):
         super().__init__(model, pool, **{"distillation": options.distillation, "ensemble": options.ensemble, **rest})
         if options.weighting not in ("soft", "projection", "onehot") or options.merge not in ("uniform", "examples"):
             raise FedstillError(
-                "this strategy weighs teachers by 'soft' or 'onehot' and merges 'uniform' or by 'examples', "
-                f"not '{options.weighting}' and '{options.merge}': FedDF's has equal weights, fedstill's own engine has them all"
+                "this strategy has weighting 'soft' or 'onehot' and merge 'uniform' or 'examples', not "
+                f"'{options.weighting}' and '{options.merge}': use FedDF for equal weights, or fedstill's own engine for others"
             )
         self.options, self.projection = options, Projection.model_validate(options.weighting_options)
         self.rounds = 1
         self.width = apply(self.student.features, self.student, self.pool.take(slice(0, 1))).shape[1]  # of the features
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, *args: Any, **rest: Any) -> Result:
-        """As FedAvg; the server's learning rate falls over all rounds."""
+        """As FedAvg; the server's learning rate decays over all rounds."""
         self.rounds = num_rounds
         return super().start(grid, initial_arrays, num_rounds, *args, **rest)
 
     def learning(self, server_round: int) -> Distillation:
-        """With the rate of this round."""
+        """The options of distillation, with the learning rate of this round."""
         optimizer = self.distillation.optimizer
         rate = learning_rate(optimizer.lr, self.options.rate, server_round, self.rounds)
         return self.distillation.model_copy(update={"optimizer": optimizer.model_copy(update={"lr": rate})})
 
     def fault_of(self, message: Message) -> str | None:
-        """A projection must be one of this network's features."""
+        """Why a reply's projection does not fit this network's features, or None."""
         return projection_fault(message.group("projection"), self.width)
 
     def shares(self, messages: Sequence[Message]) -> list[float]:
-        """All alike, as in the paper, unless by examples."""
+        """Equal weights, as in the paper, unless ``merge = "examples"``."""
         return super().shares(messages) if self.options.merge == "examples" else [1 / len(messages)] * len(messages)
 
     def weights(self, messages: Sequence[Message]) -> Tensor:
-        """Eq. 6, with the features of the model that the clients were sent."""
+        """Eq. 6, with the features of the model that was sent to the clients."""
         network = _load(self.teacher, self.sent)
         z = apply(network.features, network, self.pool)
         r = proximity(z, [message.group("projection") for message in messages])
