@@ -45,7 +45,7 @@ def test_did_you_mean_is_said_once(capsys, monkeypatch):
 
 @pytest.mark.parametrize("value", ["nan", "inf", "[16, nan]", "{ a = -inf }"])
 def test_numbers_that_are_none_are_refused(value):
-    with pytest.raises(FedstillError, match=r"model\.options\.hidden.* = -?(nan|inf): numbers are finite"):
+    with pytest.raises(FedstillError, match=r"model\.options\.hidden.* = -?(nan|inf): numbers must be finite"):
         configuration("demo", ["model.name=mlp", f"model.options.hidden={value}"])
 
 

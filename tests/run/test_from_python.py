@@ -29,7 +29,7 @@ def test_it_has_a_signature_and_help():
     assert {"clients", "pool", "settings", "resume", "progress"} <= signature.parameters.keys()
     text = pydoc.render_doc(fedstill.run, renderer=pydoc.plaintext)
     assert "what: the name of a preset" in text
-    assert "resume: go on from the last checkpoint" in text
+    assert "resume: continue from the last checkpoint" in text
     with pytest.raises(TypeError, match="unexpected keyword argument 'round'"):
         fedstill.run("demo", round=3)
 
@@ -39,7 +39,7 @@ def test_it_has_a_signature_and_help():
     [
         ({}, "needs a preset, a TOML file or a dictionary"),
         ({"what": 3}, "not int"),
-        ({"pool": np.zeros((2, 2))}, "go with clients"),
+        ({"pool": np.zeros((2, 2))}, "need clients"),
         ({"clients": [1]}, "not list"),
         ({"what": "demo", "settings": "rounds=1"}, "not the string"),
     ],
@@ -55,7 +55,7 @@ def test_errors_do_not_speak_of_the_command_line(tmp_path):
     assert "--set" not in str(error.value)
     assert "data.root" in str(error.value)
     fedstill.run(tiny_tree(rounds=1), tmp_path / "run")
-    with pytest.raises(fedstill.FedstillError, match=r"go on with it \(resume\)") as error:
+    with pytest.raises(fedstill.FedstillError, match=r"continue it \(resume\)") as error:
         fedstill.run(tiny_tree(rounds=1), tmp_path / "run")
     assert "--" not in str(error.value)
 

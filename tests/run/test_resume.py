@@ -156,10 +156,10 @@ def test_finished_rounds_are_not_lost_to_a_missing_checkpoint_or_configuration(t
     with pytest.raises(FedstillError, match="is not TOML"):
         run(tiny(rounds=3), tmp_path, resume=True)
     (tmp_path / "config.toml").write_text(kept)
-    with pytest.raises(FedstillError, match="has 2 rounds already, and rounds = 1"):
+    with pytest.raises(FedstillError, match="already has 2 rounds, but rounds = 1"):
         run(tiny(rounds=1), tmp_path, resume=True)
     shutil.rmtree(tmp_path / "checkpoint")
-    with pytest.raises(FedstillError, match="no checkpoint to go on from"):
+    with pytest.raises(FedstillError, match="no checkpoint to resume from"):
         run(tiny(rounds=3), tmp_path, resume=True)
     assert (tmp_path / "history.jsonl").read_text() == before
 
@@ -190,4 +190,4 @@ def test_more_rounds_than_planned_are_warned_of(tiny, tmp_path):
     run(tiny(rounds=1), tmp_path)
     warned = Warned()
     run(tiny(rounds=2), tmp_path, resume=True, listeners=[warned])
-    assert warned.texts == ["rounds were 1 and are 2: schedules over the rounds go on by the new number"]
+    assert warned.texts == ["rounds were 1 and are now 2: schedules continue with the new number"]

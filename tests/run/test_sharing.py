@@ -41,7 +41,7 @@ def test_what_makes_a_system_what_it_is_stays_with_it():
     found = resolved(tree, ["algorithm.name=feddf"])
     own = found.config.algorithm
     assert (own["weighting"], own["merge"], own["ensemble"], own["source"]["size"]) == ("uniform", "examples", "logits", 77)
-    assert found.note == "feddf: its own weighting, merge, ensemble, source.kind, not fedd3a's"
+    assert found.note == "feddf: uses its own weighting, merge, ensemble, source.kind, not fedd3a's"
     assert resolve(tree, ["algorithm.name=dafkd"]).algorithm["source"]["kind"] == "generator"
     by_hand = resolve(tree, ["algorithm.name=feddf", "algorithm.weighting=soft"])  # unless it is asked for
     assert by_hand.algorithm["weighting"] == "soft"
@@ -51,7 +51,7 @@ def test_two_options_of_one_name_are_not_one():
     tree = {**tiny_tree(), "algorithm": {"name": "fedprox", "mu": 0.5}}
     found = resolved(tree, ["algorithm.name=moon"])
     assert found.config.algorithm["mu"] != 0.5
-    assert found.note == "moon: its own mu, not fedprox's"
+    assert found.note == "moon: uses its own mu, not fedprox's"
 
 
 def test_a_table_for_one_system_wins_over_what_is_shared():
@@ -111,7 +111,7 @@ def test_a_run_of_another_system_has_the_same_rule_and_says_it(tmp_path):
     path.write_text(tomli_w.dumps(sites(distillation={"steps": 3}, weighting="soft")))
     arguments = ["run", str(path), "--set", "algorithm.name=feddf", "--set", "rounds=1", "--out", str(tmp_path / "run")]
     said = CliRunner().invoke(app, arguments, catch_exceptions=False).output
-    assert said.startswith("feddf: its own weighting, not fedd3a's\n")
+    assert said.startswith("feddf: uses its own weighting, not fedd3a's\n")
     assert '"steps": 3' in (tmp_path / "run" / "history.jsonl").read_text()
 
 

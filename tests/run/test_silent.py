@@ -65,9 +65,9 @@ number = lambda: 3
     ("name", "text"),
     [
         ("no_samples", "has no method sample"),
-        ("colour", r"makes samples of shape \(3, 8, 8\), and this task's inputs have shape \(1, 8, 8\)"),
+        ("colour", r"makes samples of shape \(3, 8, 8\), but this task's inputs have shape \(1, 8, 8\)"),
         ("breaks", "cannot make samples: by hand"),
-        ("number", "made a int, not a module"),
+        ("number", "returned a int, not a module"),
         ("FEW", "cannot be called"),
     ],
 )

@@ -33,22 +33,22 @@ def run(
     """Run a preset, a TOML file, a dictionary or a configuration, and write its folder ``out``.
 
     Args:
-        what: the name of a preset (``"demo"``), the path of a TOML file, a dictionary like such a file, or a ``Config``.
-        out: the folder of the run; one that holds a run already is refused unless it is to be gone on with.
+        what: the name of a preset (``"demo"``), the path of a TOML file, a dictionary with the same keys, or a ``Config``.
+        out: the folder of the run; a folder that already holds a run is refused unless ``resume`` is set.
         clients: data in memory instead of ``data.domains``: pairs ``(x, y)`` of arrays or tensors by name.
         pool: unlabelled inputs for the server, with ``clients``.
-        tests: pairs like the clients', by the same names; without them a fifth of each client's samples is held out.
-        target: a pair ``(x, y)``, with ``clients``, for systems that adapt to a domain; its labels are for the test alone.
+        tests: test data in pairs, by the clients' names; without them, a fifth of each client's samples is held out.
+        target: a pair ``(x, y)``, with ``clients``, for systems that adapt to a domain; its labels are used for testing only.
         settings: changes, ``{"rounds": 2, "algorithm.name": "feddf"}`` or ``["rounds=2", "algorithm.name=feddf"]``.
-        resume: go on from the last checkpoint in ``out``.
-        progress: show bars or lines; by default on a terminal and in a notebook only.
-        listeners: are told what happens; see :class:`fedstill.run.listener.Listener`.
+        resume: continue from the last checkpoint in ``out``.
+        progress: show bars or lines; by default only on a terminal and in a notebook.
+        listeners: objects to notify of the run's events; see :class:`fedstill.run.listener.Listener`.
 
     Returns:
         A :class:`fedstill.run.result.Result`: ``accuracy``, ``history``, ``model``, ``predict(...)``, ``confusion(...)``.
 
     Raises:
-        FedstillError: a mistake in what was given, in one line.
+        FedstillError: a mistake in the arguments, in one line.
 
     >>> import tempfile, fedstill
     >>> small = {"rounds": 1, "algorithm.name": "fedavg", "data.limit": 60, "data.test_limit": 20}
@@ -70,7 +70,7 @@ def run(
 
 
 class _Callable(ModuleType):
-    """The package has the name of its public function: both can be had under it."""
+    """The package has the name of its public function: the module itself is callable."""
 
     __call__ = staticmethod(run)
 

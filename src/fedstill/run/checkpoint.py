@@ -1,6 +1,6 @@
 """Checkpoints: the server's state after a round, written atomically; the last two are kept.
 
-A checkpoint is one safetensors file with a digest of its own bytes in its name, so a damaged one is noticed before it is used.
+A checkpoint is one safetensors file with a digest of its bytes in its name, so a damaged one is noticed before it is used.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def any_checkpoint(folder: Path) -> bool:
-    """Whether there is a checkpoint, sound or not."""
+    """Whether there is a checkpoint, damaged or not."""
     return bool(_files(folder))
 
 
 def load_checkpoint(folder: Path, warn: Callable[[str], None] = print) -> tuple[int, Server] | None:
-    """The newest sound checkpoint and its round; None where there is none. A damaged one is refused with a warning and the
+    """The newest sound checkpoint and its round; None if there is no checkpoint. A damaged one is skipped with a warning, and the
     one before is used."""
     files = _files(folder)
     for path in reversed(files):

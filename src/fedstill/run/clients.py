@@ -1,27 +1,27 @@
-"""Who holds what: the clients of a run as ``clients.json`` has them."""
+"""The clients of a run and their data, as recorded in ``clients.json``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-if TYPE_CHECKING:  # what clients.json holds can be read without torch, which is slow to import
+if TYPE_CHECKING:  # clients.json can be read without torch, which is slow to import
     from fedstill.task import Task
 
 __all__ = ["ClientRecord", "ClientRecords", "client_records"]
 
 
 class ClientRecord(TypedDict):
-    """A client as ``clients.json`` has it."""
+    """A client in ``clients.json``."""
 
     id: str
     domain: str
     prototype: str
     samples: int
-    counts: list[int] | None  # of each class; None where the server does not know
+    counts: list[int] | None  # of each class; None if the server does not know
 
 
 class ClientRecords(TypedDict):
-    """What is in ``clients.json``."""
+    """The contents of ``clients.json``."""
 
     classes: list[str]
     clients: list[ClientRecord]

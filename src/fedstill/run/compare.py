@@ -1,4 +1,4 @@
-"""Several systems with several seeds, each run in a folder of its own. Finished runs are kept, interrupted ones resumed."""
+"""Several systems with several seeds, each run in its own folder. Finished runs are kept, interrupted ones resumed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Planned:
     seed: int
     config: Config
     folder: Path
-    note: str | None = None  # which of the settings do not apply to this system
+    note: str | None = None  # which settings do not apply to this system
 
 
 def folder_of(out: Path, name: str, seed: int) -> Path:
-    """Where a comparison keeps one of its runs.
+    """The folder of one run of a comparison.
 
     >>> folder_of(Path("out"), "mine:System", 2).as_posix()
     'out/mine_System/seed2'
@@ -43,10 +43,10 @@ def folder_of(out: Path, name: str, seed: int) -> Path:
 def plan(
     what: str | Path | Mapping[str, Any], names: Sequence[str], seeds: Sequence[int], out: Path, settings: Sequence[str] = ()
 ) -> list[Planned]:
-    """The runs of a comparison, checked: what one of them cannot do, and a folder that another run has, is said before the
-    first one trains.
+    """The runs of a comparison. All are checked before the first one trains: an invalid configuration is refused, and so is a
+    folder that holds another run.
 
-    The settings of the file reach every system that has them (:func:`fedstill.run.configuration.resolved`)."""
+    The settings of the file apply to every system that has them (:func:`fedstill.run.configuration.resolved`)."""
     raw = tree_in(what)
     by_seed = [resolve_each(raw, names, [*settings, f"seed={seed}"]) for seed in seeds]
     found = [
@@ -63,13 +63,13 @@ def plan(
 
 
 def run_planned(plans: Sequence[Planned], listener: Callable[[Planned], Listener] = lambda one: Listener()) -> None:
-    """Run what has not been run; ``listener`` makes the one that is told of each."""
+    """Complete the runs that are not finished; ``listener`` makes the listener of each."""
     for one in plans:
         complete(one.config, one.folder, listener(one))
 
 
 def complete(config: Config, folder: Path, listener: Listener) -> None:
-    """Run a configuration to its end, wherever it was left: from the start, from its last checkpoint, or not at all."""
+    """Run a configuration to its end: from the start, from its last checkpoint, or not at all if it is finished."""
     if finished_run(folder, config):
         listener.kept(folder)
         listener.closed()

@@ -1,4 +1,4 @@
-"""From a preset, a file or a tree to a configuration that is complete: the named system's options checked and filled in."""
+"""From a preset, a file or a tree to a complete configuration, with the named system's options checked and filled in."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["Resolved", "configuration", "from_toml", "parse", "resolve", "resolv
 
 @dataclass(frozen=True)
 class Resolved:
-    """A complete configuration, and what was said in its place and does not apply to its system, in one line."""
+    """A complete configuration, and a one-line note on settings that do not apply to its system."""
 
     config: Config
     note: str | None = None
 
 
 def configuration(name: str, assignments: Sequence[str] = ()) -> Config:
-    """The resolved configuration of a preset or file with ``key=value`` assignments made.
+    """The resolved configuration of a preset or file, with ``key=value`` assignments applied.
 
     >>> configuration("demo", ["rounds=2", "algorithm.name=fedprox"]).algorithm["name"]
     'fedprox'
@@ -39,20 +39,20 @@ def configuration(name: str, assignments: Sequence[str] = ()) -> Config:
 
 
 def tree_in(what: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
-    """The raw tree that a caller names (a preset, a TOML file) or gives."""
+    """The raw tree that a caller names (a preset, a TOML file) or passes."""
     return what if isinstance(what, Mapping) else tree_of(str(what))
 
 
 def resolve(raw: Mapping[str, Any], assignments: Sequence[str] = ()) -> Config:
-    """The configuration in a raw tree, its ``[for.NAME]`` table of the algorithm in force laid over it."""
+    """The configuration in a raw tree, overlaid with its ``[for.NAME]`` table for the chosen algorithm."""
     return resolved(raw, assignments).config
 
 
 def resolved(raw: Mapping[str, Any], assignments: Sequence[str] = ()) -> Resolved:
-    """The same, with what does not apply to the system that the assignments name.
+    """The same, with a note on settings that do not apply to the system that the assignments name.
 
-    Of the options written for the system that the file names, another one gets those that it has too, unless they make the
-    first what it is; ``[for.NAME]`` wins over them, and the assignments over both.
+    If the assignments name another system than the file, it gets those of the file's options that it also has, except the options
+    that define the file's system. ``[for.NAME]`` overrides these, and the assignments override both.
 
     >>> tree = {"data": {"domains": ["embedded:mnist"], "holdout": 0.1}, "algorithm": {"name": "fedd3a", "rate": {"final": 0.1},
     ...         "distillation": {"epochs": 4}}}
@@ -65,7 +65,7 @@ def resolved(raw: Mapping[str, Any], assignments: Sequence[str] = ()) -> Resolve
     chosen, named = _named(settings(tree, assignments)), _named(tree)
     left = Shared()
     if chosen is not None and named not in (None, chosen):
-        options_of(tree["algorithm"])  # a mistake in the file is one whichever system is chosen
+        options_of(tree["algorithm"])  # a mistake in the file is refused for every chosen system
         left = shared(tree["algorithm"], ALGORITHMS.get(str(named)).Options, ALGORITHMS.get(chosen).Options)
         tree = {**tree, "algorithm": left.options}
     if isinstance(overlays, dict) and isinstance(overlays.get(chosen), dict):
@@ -74,8 +74,8 @@ def resolved(raw: Mapping[str, Any], assignments: Sequence[str] = ()) -> Resolve
 
 
 def resolve_each(raw: Mapping[str, Any], names: Sequence[str], assignments: Sequence[str] = ()) -> list[Resolved]:
-    """The configurations of several systems. An assignment to ``algorithm`` reaches those that take it; one that none of them
-    takes is a mistake. The same holds for the options of an ``[algorithm]`` table that names no system.
+    """The configurations of several systems. An assignment to ``algorithm`` applies to the systems that accept it; one that no
+    system accepts is an error. The same holds for the options of an ``[algorithm]`` table that names no system.
 
     >>> tree = {"data": {"domains": ["embedded:mnist"], "holdout": 0.1}}
     >>> for one in resolve_each(tree, ["fedavg", "feddf"], ["algorithm.distillation.steps=30"]):
@@ -102,7 +102,7 @@ def resolve_each(raw: Mapping[str, Any], names: Sequence[str], assignments: Sequ
 
 
 def _how_far(error: FedstillError) -> int:
-    """Of the errors of several systems, the one that knows the key, or one near it, tells most."""
+    """The rank of an error: the most informative is one about a known key, then one about a key with a near match."""
     text = str(error)
     return 0 if not text.startswith("unknown key") else 1 if "did you mean" in text else 2
 
@@ -110,7 +110,7 @@ def _how_far(error: FedstillError) -> int:
 def _taking(
     raw: Mapping[str, Any], name: str, fixed: Sequence[str], loose: Sequence[str | tuple[str, Any]]
 ) -> tuple[Resolved, dict[int, FedstillError]]:
-    """A system's configuration with those of the ``loose`` settings that it takes, and why it does not take the others."""
+    """A system's configuration with those ``loose`` settings that it accepts, and the errors of the others."""
     system = f'algorithm.name="{name}"'
 
     def attempt(places: Sequence[int]) -> Resolved:
@@ -122,10 +122,10 @@ def _taking(
         return attempt(range(len(loose))), {}
     except FedstillError:
         taken: list[int] = []
-        found = attempt(taken)  # what is wrong without them is wrong
+        found = attempt(taken)  # an error without any of them is a real error
     wrong: dict[int, FedstillError] = {}
     left = list(range(len(loose)))
-    while left:  # one may be taken only after another, such as an option of a weighting that a later setting names
+    while left:  # one may be valid only after another, such as an option of a weighting that a later setting names
         before = len(left)
         for place in list(left):
             try:
@@ -143,7 +143,7 @@ def _taking(
 
 
 def _label(setting: str | tuple[str, Any], name: str) -> str:
-    """How a setting that a system does not take is called: its key, or with its value where the system has the key."""
+    """The label of a setting that a system does not accept: its key, with the value if the system has the key."""
     if not isinstance(setting, str):
         return setting[0]
     key, _, value = setting.removeprefix("algorithm.").partition("=")
@@ -166,19 +166,19 @@ def parse(tree: Mapping[str, Any]) -> Config:
     """
     odd = next(_not_finite(tree), None)
     if odd is not None:
-        raise FedstillError(f"{odd}: numbers are finite")
+        raise FedstillError(f"{odd}: numbers must be finite")
     config = validated(Config, tree)
     options = options_of(config.algorithm)
-    # the resolved options replace what was given, so that config.toml says everything
+    # the resolved options replace the given ones, so that config.toml is complete
     resolved = {"name": config.algorithm["name"], **options.model_dump(mode="json", exclude_none=True)}
     lost = next(_lost(options.model_dump(), options_of(resolved).model_dump(), "algorithm"), None)
     if lost:
-        raise FedstillError(f"{lost} = None would be lost, since files cannot say it; use 0 or false, or leave it out")
+        raise FedstillError(f"{lost} = None would be lost, since TOML files have no None; use 0 or false, or leave it out")
     return config.model_copy(update={"algorithm": resolved})
 
 
 def _lost(given: Mapping[str, Any], read: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """The keys that are None in one tree and something else in the other."""
+    """The keys that are None in the first tree but not in the second."""
     for key, value in given.items():
         other = read.get(key)
         if value is None and other is not None:
@@ -188,7 +188,7 @@ def _lost(given: Mapping[str, Any], read: Mapping[str, Any], prefix: str) -> Ite
 
 
 def _not_finite(tree: Any, key: str = "") -> Iterator[str]:
-    """The places of NaN and of infinite numbers, which the file of a run's configuration could not keep."""
+    """The keys of NaN and infinite numbers, which a run's configuration file could not keep."""
     if isinstance(tree, float) and not math.isfinite(tree):
         yield f"{key} = {tree}"
     elif isinstance(tree, Mapping):

@@ -14,14 +14,14 @@ from fedstill.models.confusion import confused
 
 __all__ = ["MOST_CLASSES", "Tables", "domain_tables", "write_confusion"]
 
-MOST_CLASSES = 100  # a table of more is neither small nor read
+MOST_CLASSES = 100  # a larger table is too large to store or to read
 
 
 class Tables(TypedDict):
-    """What is in ``confusion.json``."""
+    """The contents of ``confusion.json``."""
 
     classes: list[str]
-    domains: dict[str, list[list[int]]]  # domain -> a row a class, a column a predicted class; summed over the models
+    domains: dict[str, list[list[int]]]  # domain -> a row per class, a column per predicted class; summed over the models
 
 
 def domain_tables(algorithm: Algorithm, server: Server) -> dict[str, Tensor]:
@@ -35,7 +35,7 @@ def domain_tables(algorithm: Algorithm, server: Server) -> dict[str, Tensor]:
 
 
 def write_confusion(out: Path, algorithm: Algorithm, server: Server) -> None:
-    """Write ``confusion.json`` to a run's folder, if there are test data and not too many classes."""
+    """Write ``confusion.json`` to a run's folder, if there is test data and there are not too many classes."""
     classes = list(algorithm.task.classes)
     found = domain_tables(algorithm, server) if len(classes) <= MOST_CLASSES else {}
     if found:

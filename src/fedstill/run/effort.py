@@ -1,4 +1,4 @@
-"""How much there is to do in a run, and roughly how long it will take: steps are counted, and a few of them tried out."""
+"""How much work a run is, and roughly how long it will take: steps are counted, and a few of them are timed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:  # slow: bring torch
 
 __all__ = ["Effort", "effort_of"]
 
-TRIED = 2  # steps that are timed, after one that warms up
-FEW = 50  # steps of a run that are not worth the trial
+TRIED = 2  # steps to time, after one warm-up step
+FEW = 50  # a run with fewer steps is not worth the trial
 
 
 @dataclass(frozen=True)
 class Effort:
-    """The steps of a round, and the seconds that all rounds take together; None where that is not known."""
+    """The steps of a round, and the seconds that all rounds take together; None if unknown."""
 
     clients: int
     train: int  # steps of the clients, in a round
@@ -41,7 +41,7 @@ class Effort:
 
 
 def effort_of(task: Task, rounds: int) -> Effort:
-    """What is to be done in ``rounds`` rounds. Only steps that all systems take are counted: a generator's come on top."""
+    """The work in ``rounds`` rounds. Only steps that all systems take are counted; those of a generator are extra."""
     config, clients = task.config, list(task.clients.values())
     taking = min(len(clients), config.clients.per_round or max(1, round(config.clients.fraction * len(clients))))
     steps = [_local_steps(config.local, info.samples) for info in clients]
@@ -50,7 +50,7 @@ def effort_of(task: Task, rounds: int) -> Effort:
     found = Effort(taking, train, distil, rounds)
     if rounds * (train + distil) < FEW:
         return found
-    # a table of the pool by every teacher, and the test sets: forward passes, a third of a step each
+    # forward passes of every teacher over the pool, and over the test sets: a third of a step each
     looked = sum(len(test) for test in task.tests.values()) + (taking * len(task.pool) if distil and task.pool else 0)
     one = _step_seconds(task)
     training = train * one / max(1, min(config.engine.workers, taking))
@@ -63,7 +63,7 @@ def _local_steps(local: Any, samples: int) -> int:
 
 
 def _distilling(task: Task) -> int:
-    """The server's steps in a round, where the system distils."""
+    """The server's steps in a round, if the system distils."""
     options = task.config.algorithm.get("distillation")
     if not isinstance(options, dict):
         return 0
@@ -76,19 +76,19 @@ def _distilling(task: Task) -> int:
 
 
 def _step_seconds(task: Task) -> float:
-    """How long a step of local training takes, on average over the architectures, tried out on copies of the networks."""
+    """How long a step of local training takes, on average over the architectures, timed on copies of the networks."""
     import torch  # slow
     from torch.nn import functional as F  # slow
 
     from fedstill.training.optimizers import make_optimizer  # slow
 
     took = []
-    with torch.random.fork_rng(devices=[]):  # the run's own draws are not touched
+    with torch.random.fork_rng(devices=[]):  # the run's random numbers stay the same
         for prototype in task.networks.prototypes:
             info = next((one for one in task.clients.values() if one.prototype == prototype), None)
             if info is None or info.samples == 0:
                 continue
-            network = copy.deepcopy(task.networks.get(prototype)).eval()  # without BatchNorm's need of two samples
+            network = copy.deepcopy(task.networks.get(prototype)).eval()  # BatchNorm would need two samples in train mode
             data = task.domains[info.domain].train.take(torch.from_numpy(info.indices[: task.config.local.batch_size]))
             assert data.y is not None
             optimizer = make_optimizer(task.config.local.optimizer, [p for p in network.parameters() if p.requires_grad])

@@ -1,4 +1,4 @@
-"""The implementation of ``fedstill.run``: what a Python program may pass, and what it is shown."""
+"""The implementation of ``fedstill.run``: its arguments, and its output on the screen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CALLER = 4  # frames between a warning and the program that called fedstill.run
 
 
 class _Warned(Listener):
-    """Warnings as Python has them, where nothing is shown."""
+    """Issues warnings as Python warnings, for runs that show nothing."""
 
     def warn(self, text: str) -> None:
         warnings.warn(text, stacklevel=CALLER)
@@ -40,7 +40,7 @@ def configured(
         raise TypeError("fedstill.run() needs a preset, a TOML file or a dictionary, or clients={'north': (x, y), ...}")
     if isinstance(what, Config):
         if settings:
-            raise TypeError("settings change a preset, a file or a dictionary; a Config is complete")
+            raise TypeError("settings change a preset, a file or a dictionary, but a Config is complete: change the Config")
         return what
     if not isinstance(what, str | Path | Mapping):
         raise TypeError(f"fedstill.run() takes a preset, a TOML file, a dictionary or a Config, not {type(what).__name__}")
@@ -51,19 +51,19 @@ def configured(
 
 
 def _in_memory(what: Any, clients: Any, pool: Any, tests: Any, target: Any) -> dict[str, Any]:
-    """The tree that ``what`` names, its domains and pool replaced by arrays."""
+    """The tree that ``what`` names, with its domains and pool replaced by arrays."""
     if isinstance(what, Config):
-        raise TypeError("clients, pool, tests and target complete a preset, a file or a dictionary; a Config is complete")
+        raise TypeError("clients, pool, tests and target go with a preset, a file or a dictionary, not with a Config")
     if clients is None:
-        raise TypeError("pool, tests and target go with clients={'north': (x, y), ...}")
+        raise TypeError("pool, tests and target need clients={'north': (x, y), ...}")
     if not isinstance(clients, Mapping):
-        raise TypeError(f"clients is a dictionary of pairs (x, y) by name, not {type(clients).__name__}")
+        raise TypeError(f"clients must be a dictionary of pairs (x, y) by name, not {type(clients).__name__}")
     tree = dict(tree_in(what)) if what is not None else {}
     kept = {key: value for key, value in tree.get("data", {}).items() if key not in ("domains", "server", "target")}
     return {**tree, "data": {**kept, **federation(clients, pool, tests, target)}}
 
 
 def run_shown(config: Config, out: Path, resume: bool, progress: bool | None, listeners: Sequence[Listener]) -> Result:
-    """Run it, drawn on the terminal, in the notebook, or not at all."""
+    """Run the configuration, with progress shown on the terminal, in the notebook, or not at all."""
     shown = (console.is_terminal or in_notebook()) if progress is None else progress
     return run_config(config, out, resume=resume, listeners=[*listeners, Shown() if shown else _Warned()])

@@ -1,4 +1,4 @@
-"""Whole runs over Flower: the ServerApp of a deployment, and Flower's simulation. The folder is that of a run in one process."""
+"""Whole runs over Flower: the ServerApp of a deployment, and Flower's simulation. They write the same folder as local runs."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ log = logging.getLogger("flwr")
 
 
 class LogListener(Listener):
-    """Says in Flower's log what happens."""
+    """Writes the run's events to Flower's log."""
 
     def round(self, line: Line) -> None:
-        """One line a round."""
+        """Log one line per round."""
         score = "" if line["accuracy"] is None else f", accuracy {line['accuracy']:.4f}"
         missing = "".join(f"; {d['client']} dropped: {d['reason']}" for d in line["dropped"])
         log.info("round %d: %d replies%s%s", line["round"], len(line["clients"]), score, missing)
 
     def warn(self, text: str) -> None:
-        """A warning."""
+        """Log a warning."""
         log.warning(text)
 
 
 def run_on(
     grid: Grid, config: Config, out: Path, *, resume: bool, nodes: int, patience: float, listeners: Sequence[Listener]
 ) -> Result:
-    """A whole run over a Grid; the folder is the same as that of a run in one process."""
+    """A whole run over a Grid; it writes the same folder as a run in one process."""
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "federation.json"
     before: dict[str, Any] = {"run": uuid.uuid4().hex, "sites": []}
@@ -57,7 +57,7 @@ def run_on(
         before = json.loads(kept.read_text())
     engine = Flower(grid, config, before["run"])
     with contextlib.closing(engine), threads(config.engine.threads):
-        # nodes that were here before an interruption still count: sampling must not change when one is away
+        # nodes known before an interruption still count: sampling must not change when one is away
         engine.sites = {site.client: site for site in map(Site.from_json, before["sites"])}
         engine.meet(nodes or len(Task(config).clients) or config.clients.min_replies, patience)
         atomic_write(kept, json.dumps({"run": engine.run, "sites": [site.to_json() for site in engine.sites.values()]}))
@@ -69,7 +69,7 @@ def run_on(
 def server_app(config: Path | Config) -> ServerApp:
     """A ServerApp that runs a configuration.
 
-    Its run configuration has ``out`` (the run's folder), ``resume``, ``nodes`` (how many to wait for; 0: as many as the
+    Its run configuration has ``out`` (the run's folder), ``resume``, ``nodes`` (how many to wait for; 0 means as many as the
     configuration has clients) and ``patience`` (seconds to wait for them).
     """
     app = ServerApp()
@@ -113,5 +113,5 @@ def run_simulation(config: Config, out: Path, *, resume: bool = False, listeners
         backend_config={"init_args": {"num_cpus": actors * cores}, "client_resources": resources},
     )
     if not results:
-        raise FedstillError("the simulation ended without a result; Flower's log says why")
+        raise FedstillError("the simulation ended without a result: see Flower's log for the reason")
     return results[0]

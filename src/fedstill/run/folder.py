@@ -1,4 +1,4 @@
-"""A run's folder: who may write to it, whether it can be gone on with, and what a run leaves there."""
+"""A run's folder: who may write to it, whether its run can be resumed, and what a run saves there."""
 
 from __future__ import annotations
 
@@ -51,45 +51,45 @@ RESULTS = (
 
 
 def begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], None]) -> tuple[int, Server]:
-    """The last finished round and the state after it. Nothing that others wrote is overwritten, and no finished round lost; a
-    folder whose first round never ended is begun anew."""
+    """The last finished round and the state after it. No other run's files are overwritten, and no finished round is lost. A
+    folder whose first round never ended is started anew."""
     config = algorithm.task.config
-    remove_parts(out)  # what a run that was killed had begun to write
+    remove_parts(out)  # partly written files of a killed run
     history, kept = out / "history.jsonl", out / "config.toml"
     finished = len(records.read_history(history))
     if not resume and (finished or any_checkpoint(out / "checkpoint")):
-        raise FedstillError(f"{out} already holds a run: go on with it (resume), or choose another folder (out)")
+        raise FedstillError(f"{out} already holds a run: continue it (resume), or choose another folder (out)")
     found = load_checkpoint(out / "checkpoint", warn) if resume else None
-    if finished > 1 and found is None:  # one line may have come before its checkpoint
+    if finished > 1 and found is None:  # the first line is written before its checkpoint
         raise FedstillError(
-            f"{out} has a history of {finished} rounds and no checkpoint to go on from; choose another folder (out)"
+            f"{out} has a history of {finished} rounds but no checkpoint to resume from; choose another folder (out)"
         )
     if not history.exists():
         others = [name for name in RESULTS if (out / name).exists()]
         if others:
-            raise FedstillError(f"{out} holds {', '.join(others)} and no run's history; choose another folder (out)")
+            raise FedstillError(f"{out} holds {', '.join(others)} but no history of a run; choose another folder (out)")
         if resume:
-            warn(f"there is no run in {out} to resume: a new one is started")
+            warn(f"there is no run in {out} to resume: starting a new one")
         records.rewrite(history, [])
     if found is not None:
         Memory(out / "clients").check(found[0] + 1)
         if not kept.exists():
-            raise FedstillError(f"{kept} is missing: what its checkpoints are of is not known; choose another folder (out)")
+            raise FedstillError(f"{kept} is missing, so its checkpoints cannot be used; choose another folder (out)")
         before = read(kept)
         if not same_run(before, config):
             raise FedstillError(
-                f"{kept} differs from this configuration: to go on with a run (resume) takes the same one (rounds may grow)"
+                f"{kept} differs from this configuration: continuing a run (resume) needs the same one (rounds may grow)"
             )
         if config.rounds < found[0]:
-            raise FedstillError(f"{out} has {found[0]} rounds already, and rounds = {config.rounds}")
+            raise FedstillError(f"{out} already has {found[0]} rounds, but rounds = {config.rounds}: raise rounds")
         if before.get("rounds") != config.rounds:
-            warn(f"rounds were {before.get('rounds')} and are {config.rounds}: schedules over the rounds go on by the new number")
+            warn(f"rounds were {before.get('rounds')} and are now {config.rounds}: schedules continue with the new number")
     atomic_write(kept, to_toml(algorithm.task.complete))
     return found if found is not None else (0, algorithm.start())
 
 
 def same_run(before: Mapping[str, Any], now: Config) -> bool:
-    """Whether two configurations describe the same run: all but the number of rounds, the engine and what is evaluated."""
+    """Whether two configurations agree in everything but the number of rounds, the engine and the evaluation."""
     trees = [dict(before), _tree(now, before)]
     for tree in trees:
         for free in ("rounds", "engine", "evaluation"):
@@ -98,7 +98,7 @@ def same_run(before: Mapping[str, Any], now: Config) -> bool:
 
 
 def finished_run(folder: Path, config: Config) -> bool:
-    """Whether this very configuration has been run to its end there."""
+    """Whether exactly this configuration has been run to its end in ``folder``."""
     kept = folder / "config.toml"
     if not ((folder / "summary.json").exists() and kept.exists()):
         return False
@@ -107,7 +107,7 @@ def finished_run(folder: Path, config: Config) -> bool:
 
 
 def _tree(config: Config, before: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as a tree, its network the one that was written ``before`` where it is left to the data."""
+    """A configuration as a tree; if it leaves the network to the data, with the network of the tree ``before``."""
     tree = tomllib.loads(to_toml(config))
     if config.model.name is None and not config.model.clients:
         tree["model"] = {**tree["model"], "name": before.get("model", {}).get("name")}
@@ -116,7 +116,7 @@ def _tree(config: Config, before: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def folder_lock(out: Path) -> Iterator[None]:
-    """One process at a time writes to a run's folder; the system forgets the claim of one that dies."""
+    """Only one process at a time writes to a run's folder; the system releases the lock of one that dies."""
     try:
         import fcntl  # a platform's own: not on Windows
     except ImportError:  # not on this system
@@ -127,14 +127,14 @@ def folder_lock(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FedstillError(f"another process is writing to {out}") from None
+            raise FedstillError(f"another process is writing to {out}: wait for it, or choose another folder (out)") from None
         yield
     finally:
         os.close(held)
 
 
 def write_samples(out: Path, algorithm: Algorithm, server: Server, round: Round) -> None:
-    """What the system's generator makes, as ``samples/round_0005.png``, every few rounds and after the last."""
+    """Write images of the system's generator to ``samples/round_0005.png``, every few rounds and after the last."""
     every = algorithm.task.config.evaluation.samples_every
     if every and (round.number % every == 0 or round.number == round.total):
         images = algorithm.samples(server, round)
@@ -143,21 +143,21 @@ def write_samples(out: Path, algorithm: Algorithm, server: Server, round: Round)
 
 
 def write_models(out: Path, products: Mapping[str, tuple[str, State]], task: Task) -> None:
-    """The final weights: ``model.safetensors``, or ``models/<name>.safetensors`` where there are several."""
+    """Write the final weights: ``model.safetensors``, or ``models/<name>.safetensors`` if there are several."""
     for name, (prototype, state) in products.items():
         path = out / "model.safetensors" if len(products) == 1 else out / "models" / f"{name.replace('/', '_')}.safetensors"
         atomic_write(path, state_bytes(task.networks.whole(prototype, state), about_model(task, prototype)))
 
 
 def write_generator(out: Path, algorithm: Algorithm, server: Server) -> None:
-    """The generator that a system trained, as ``generator.safetensors``: another run can distil on what it makes."""
+    """Write the generator that a system trained to ``generator.safetensors``: another run can distil on its samples."""
     made = algorithm.trained_generator(server)
     if made is not None:
         atomic_write(out / "generator.safetensors", state_bytes(made.state_dict(), made.about()))
 
 
 def keep_ensemble(out: Path, task: Task, speakers: Speakers) -> None:
-    """The last round's teachers and their weighting, in ``ensemble/``."""
+    """Write the last round's teachers and their weighting to ``ensemble/``."""
 
     def about(prototype: str) -> dict[str, Any]:
         own = task.networks.architecture(prototype)
@@ -167,12 +167,12 @@ def keep_ensemble(out: Path, task: Task, speakers: Speakers) -> None:
 
 
 def about_model(task: Task, prototype: str) -> dict[str, Any]:
-    """What a file of weights says of its network: all that is needed to build it again and to make inputs for it."""
+    """The description in a file of weights: all that is needed to rebuild its network and to make inputs for it."""
     network = task.networks.architecture(prototype, task.networks.served(prototype))
     built = task.networks.get(prototype, "student")
     made = task.preprocessing.to_json()
     if is_encoder(network["name"]):
-        made["text"].pop("tokenizer")  # the encoder's own, which may lie elsewhere on another machine
+        made["text"].pop("tokenizer")  # the encoder's own, whose path may differ on another machine
     return {
         "model": network["name"],
         "norm": network["norm"],

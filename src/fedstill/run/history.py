@@ -49,50 +49,50 @@ class Dropped(TypedDict):
 
 
 class Line(TypedDict, total=False):
-    """A round's line. Systems note further fields of their own; those that are common are here."""
+    """A round's line. These are the common fields; systems note further ones."""
 
     round: Required[int]  # from 1
-    accuracy: float | None  # the mean over the domains; None where the round was not evaluated
+    accuracy: float | None  # the mean over the domains; None if the round was not evaluated
     domains: dict[str, float]
-    prototypes: dict[str, float]  # where there are several
+    prototypes: dict[str, float]  # if there are several
     merged_accuracy: float | None  # before distillation
-    ensemble_accuracy: float | None  # of the teachers together
+    ensemble_accuracy: float | None  # of the ensemble of teachers
     bytes_down: int
     bytes_up: int
-    seconds: dict[str, float]  # train, fuse, evaluate; judge, where a judge is asked
+    seconds: dict[str, float]  # train, fuse, evaluate; judge, if there is a judge
     clients: list[str]  # whose replies were fused
     dropped: list[Dropped]
-    measured_by: str  # "clients", where the server has no test data
+    measured_by: str  # "clients", if the server has no test data
     # what systems note
-    accuracy_of: str  # which model, where it is not the server's
+    accuracy_of: str  # which model, if it is not the server's
     weights: dict[str, float]  # by client
     weights_by_domain: dict[str, dict[str, float]]  # domain of the pool -> client -> mean weight
-    distillation: dict[str, Any]  # by student: steps, first and last loss; or of the one student there is
+    distillation: dict[str, Any]  # by student: steps, first and last loss; or of a single student
     losses: dict[str, float]
-    line: dict[str, Any]  # who judged the points between average and student, their scores, what was delivered and carried on
-    generator: dict[str, float]  # of what a generator makes: within, between, label_agreement
-    statistics: dict[str, Any]  # that sites describe their features by: bytes; coverage by client
+    line: dict[str, Any]  # who judged the points between average and student, their scores, what was delivered and carried
+    generator: dict[str, float]  # of a generator's samples: within, between, label_agreement
+    statistics: dict[str, Any]  # of the sites' features: bytes; coverage by client
 
 
 class Summary(TypedDict, total=False):
-    """What a run came to."""
+    """The results of a run."""
 
     algorithm: str
     seed: int
     rounds: int
-    final_accuracy: float | None  # of the last round that was evaluated
+    final_accuracy: float | None  # of the last evaluated round
     best_accuracy: float | None
     best_round: int | None
     rounds_to: dict[str, int | None]  # target -> the first round that reached it
     bytes_total: int
     seconds_total: float
     versions: dict[str, str]
-    command: str  # how to repeat the run, where another program wrote the folder
+    command: str  # how to repeat the run, if another program wrote the folder
 
 
 def sound_lines(text: str) -> tuple[list[Line], list[int]]:
     """The lines in a history's text, and the numbers of those that are cut off or damaged. Lines of older versions have no
-    checksum, which is taken where no line of the file has one.
+    checksum; they are accepted if no line of the file has one.
 
     >>> sound_lines('{"round": 1, "accuracy": 0.5}\\n{"round": 2, "accu')
     ([{'round': 1, 'accuracy': 0.5}], [2])
@@ -118,7 +118,7 @@ def _matches(line: Mapping[str, Any]) -> bool:
 
 
 def _lost_its(line: Mapping[str, Any]) -> bool:
-    """Whether a line without a check ends in something that looks like one: its name was damaged."""
+    """Whether a line without a check ends in a value that looks like one: the field's name was damaged."""
     last = list(line.values())[-1]
     return isinstance(last, str) and len(last) == 8 and len(re.findall("[0-9a-f]", last)) >= 6
 
@@ -128,7 +128,7 @@ def _checksum(line: Mapping[str, Any]) -> str:
 
 
 def encoded(line: Mapping[str, Any]) -> str:
-    """A round's line as the file has it: with a checksum of all else in its last field.
+    """A round's line as written to the file: with a checksum of the others in its last field.
 
     >>> encoded({"round": 1, "accuracy": 0.5}).strip()
     '{"round": 1, "accuracy": 0.5, "check": "7ca766ed"}'
@@ -139,12 +139,12 @@ def encoded(line: Mapping[str, Any]) -> str:
 
 
 def read_history(path: Path) -> list[Line]:
-    """The sound lines of a history; one cut off by a crash, or damaged, is left out."""
+    """The sound lines of a history; lines that are damaged or cut off by a crash are left out."""
     return sound_lines(path.read_text(encoding="utf-8", errors="replace"))[0] if path.exists() else []
 
 
 def sound_summary(text: str) -> Summary | None:
-    """The summary in a text; None where it is damaged.
+    """The summary in a text; None if it is damaged.
 
     >>> sound_summary('{"seed": 3}'), sound_summary("[]")
     ({'seed': 3}, None)
@@ -162,7 +162,7 @@ def read_summary(path: Path) -> Summary:
 
 
 def sound_json(text: str) -> Any:
-    """The value in a text; None where it is no JSON."""
+    """The value in a text; None if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -178,7 +178,7 @@ def append(path: Path, line: Line) -> None:
 
 
 def truncate(path: Path, rounds: int) -> list[Line]:
-    """Keep the lines of the first ``rounds`` rounds (a resume repeats what came after its checkpoint). Where some of them are
+    """Keep the lines of the first ``rounds`` rounds (a resume repeats the rounds after its checkpoint). If some of them are
     missing, the old file is kept beside the new one."""
     lines = [line for line in read_history(path) if line["round"] <= rounds]
     if path.exists() and len(lines) != rounds:
@@ -188,7 +188,7 @@ def truncate(path: Path, rounds: int) -> list[Line]:
 
 
 def put_aside(path: Path) -> Path:
-    """Where a damaged history is kept."""
+    """The path where a damaged history is kept."""
     return path.with_name("history.damaged.jsonl")
 
 
@@ -213,7 +213,7 @@ def with_notes(line: Line, notes: Mapping[str, Any]) -> Line:
 
 
 def rounds_to(history: Sequence[Line], target: float) -> int | None:
-    """The first round with at least this accuracy; None where there is none.
+    """The first round with at least this accuracy; None if there is none.
 
     >>> rounds_to([{"round": 1, "accuracy": 0.4}, {"round": 2, "accuracy": None}, {"round": 3, "accuracy": 0.9}], 0.85)
     3
@@ -228,7 +228,7 @@ def _scored(history: Sequence[Line]) -> list[tuple[int, float]]:
 
 
 def summary(algorithm: str, seed: int, history: Sequence[Line], targets: Sequence[float]) -> Summary:
-    """What a run came to.
+    """The results of a run.
 
     >>> sent = {"bytes_down": 1, "bytes_up": 2}
     >>> lines = [{"round": 1, "accuracy": 0.4, **sent}, {"round": 2, "accuracy": 0.7, **sent}]
@@ -236,7 +236,7 @@ def summary(algorithm: str, seed: int, history: Sequence[Line], targets: Sequenc
     >>> found["final_accuracy"], found["best_round"], found["rounds_to"], found["bytes_total"]
     (0.7, 2, {'0.5': 2, '0.9': None}, 6)
     """
-    import torch  # slow, and reading a history needs none of it
+    import torch  # slow, and not needed to read a history
 
     scored = _scored(history)
     best_round, best = max(scored, key=lambda one: one[1], default=(None, None))

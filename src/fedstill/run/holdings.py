@@ -1,4 +1,4 @@
-"""A table for the terminal that says which client holds what."""
+"""A table for the terminal that shows which data each client holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Holding(NamedTuple):
 
 
 def who_holds_what(records: ClientRecords, most: int = 20) -> Table | None:
-    """A table of clients, or of domains where there are more than ``most`` clients; None where nobody says what it holds.
+    """A table of clients, or of domains if there are more than ``most`` clients; None if no client's counts are known.
 
     The blocks show the classes in order, their height relative to the largest class of the row.
 
@@ -52,7 +52,7 @@ def who_holds_what(records: ClientRecords, most: int = 20) -> Table | None:
 
 
 def blocks(counts: Sequence[int]) -> str:
-    """Counts as a row of blocks; anything above nothing is visible.
+    """Counts as a row of blocks; any count above 0 is visible.
 
     >>> blocks([0, 1, 50, 100])
     ' ▁▄█'

@@ -1,5 +1,4 @@
-"""The end of a round in which something was distilled: a judge compares points between average and student, one is delivered and
-one carried on."""
+"""The end of a round with distillation: a judge compares points between average and student; one is delivered and one carried."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ DELIVERED = "delivered "  # before a prototype's name among the server's parts
 
 @dataclass
 class Settled:
-    """What the judging of a round came to, and what it cost."""
+    """The outcome of a round's judging, and its cost."""
 
     server: Server
     bytes_down: int = 0
@@ -31,7 +30,7 @@ class Settled:
 
 
 def delivered(server: Server) -> Server:
-    """The server's state with the models that are delivered in place of those that are carried on."""
+    """The server's state with the delivered models instead of the carried ones."""
     found = {name.removeprefix(DELIVERED): state for name, state in server.parts.items() if name.startswith(DELIVERED)}
     return replace(server, models={**server.models, **found}) if found else server
 
@@ -79,7 +78,7 @@ def settle(algorithm: Algorithm, engine: Engine, server: Server, clients: Sequen
 
 
 def _snapshot(name: str, ends: Ends, scores: Sequence[float], best: float, parts: dict[str, State]) -> dict[str, Any]:
-    """Deliver the best early state of a student where it is better than the whole line; what is noted of it."""
+    """Deliver the best early state of a student if it is better than every point of the line; returns the note about it."""
     first = max(range(len(scores)), key=lambda i: scores[i])
     taken = scores[first] > best
     if taken:
@@ -92,14 +91,14 @@ def _rounded(score: float) -> float:
 
 
 def _without(server: Server) -> Server:
-    """The state without what an earlier round delivered."""
+    """The state without the delivered models of an earlier round."""
     return replace(server, parts={name: state for name, state in server.parts.items() if not name.startswith(DELIVERED)})
 
 
 def _scores(
     judge: Judge, line: Line, algorithm: Algorithm, engine: Engine, clients: Sequence[str], round: Round, done: Settled
 ) -> dict[str, list[float]]:
-    """The judge's score of each point, by prototype; nothing for a prototype that was not judged."""
+    """The judge's score of each candidate, by prototype; a prototype that was not judged is missing."""
     task = algorithm.task
     if judge == "none":
         return {}
@@ -153,7 +152,7 @@ def _asked(
             verdicts[info.prototype][outcome.client] = verdict_of(message, info.domain)
         else:
             done.faults[outcome.client] = problem
-    # in the order of the round's clients, whatever came first
+    # in the order of the round's clients, not of arrival
     return {
         name: judged([given[client] for client in clients if client in given], line.trim)
         for name, given in verdicts.items()

@@ -1,4 +1,4 @@
-"""What a run tells while it works. One concept for all who listen: the console, the trackers, a program's own."""
+"""The events of a run. One interface for all listeners: the console, the trackers, and those of your own program."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Listener", "Listeners"]
 
 
 class Listener:
-    """Is told what happens in a run; the command line draws it, a tracker records it."""
+    """Receives the events of a run; the command line draws them, a tracker records them."""
 
     def preparing(self) -> None:
-        """A run is about to begin: its data is read."""
+        """A run is about to begin: its data is being read."""
 
     def started(self, task: Task, rounds_done: int) -> None:
-        """A run begins, or goes on after ``rounds_done`` rounds."""
+        """A run begins, or continues after ``rounds_done`` rounds."""
 
     def progress(self, what: str, done: int, of: int) -> None:
         """A step of the round in progress."""
@@ -36,14 +36,14 @@ class Listener:
         """The run has ended."""
 
     def kept(self, folder: Path) -> None:
-        """The run had been run to its end before: nothing was done."""
+        """The run was already finished: nothing was done."""
 
     def closed(self) -> None:
-        """Nothing more will be told of this run, however it ended."""
+        """The last event of a run, whether it succeeded or failed."""
 
 
 class Listeners(Listener):
-    """Several listeners as one, told in order."""
+    """Several listeners as one, called in order."""
 
     def __init__(self, listeners: Sequence[Listener]):
         self.listeners = listeners

@@ -1,4 +1,4 @@
-"""The loop, the same on every engine: sample clients, exchange messages, screen the replies, fuse, evaluate, write it down."""
+"""The loop, the same on every engine: sample clients, exchange messages, screen the replies, fuse, evaluate, keep a history."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def sample_clients(ids: Sequence[str], count: int, seed: int, round: int) -> lis
 
 
 def run(config: Config, out: Path, *, resume: bool = False, listeners: Sequence[Listener] = ()) -> Result:
-    """Run a configuration to its end and write its folder; with ``resume`` go on from the last checkpoint there."""
+    """Run a configuration to its end and write its folder; with ``resume``, continue from the last checkpoint there."""
     Listeners(listeners).preparing()
     try:
         if config.engine.name == "flower-simulation":
@@ -64,7 +64,7 @@ def _run_here(config: Config, out: Path, resume: bool, listeners: Sequence[Liste
         task.progress = Listeners(listeners).progress
         algorithm = create(task)
         if task.kept_trunk is not None:
-            _ = task.domains  # features are computed here, where it is shown, before workers ask for them
+            _ = task.domains  # features are computed here, with progress shown, before workers need them
         out.mkdir(parents=True, exist_ok=True)
         engine = InProcess(
             algorithm,
@@ -79,7 +79,7 @@ def _run_here(config: Config, out: Path, resume: bool, listeners: Sequence[Liste
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """torch with ``count`` threads (0: as it is)."""
+    """Run the block with ``count`` torch threads; 0 changes nothing."""
     before = torch.get_num_threads()
     if count:
         torch.set_num_threads(count)
@@ -90,7 +90,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def drive(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool = False, listeners: Sequence[Listener] = ()) -> Result:
-    """The rounds themselves, on any engine."""
+    """Run the rounds, on any engine."""
     out.mkdir(parents=True, exist_ok=True)
     with folder_lock(out):
         return _rounds(algorithm, engine, out, resume=resume, listeners=listeners)
@@ -100,7 +100,7 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
     task, config = algorithm.task, algorithm.task.config
 
     if config.evaluation.keep_ensemble and not algorithm.has_ensemble:
-        raise FedstillError(f"{algorithm.name} has no ensemble of teachers that could be kept")
+        raise FedstillError(f"{algorithm.name} has no ensemble of teachers to keep: set evaluation.keep_ensemble = false")
     told = Listeners(listeners)
     path = out / "history.jsonl"
     done, server = begin(algorithm, out, resume, told.warn)
@@ -111,7 +111,7 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
         )
     holders = to_json(client_records(task))
     if done and (out / "clients.json").exists() and (out / "clients.json").read_text() != holders:
-        told.warn(f"the clients' data has changed: {out / 'clients.json'} is written again")
+        told.warn(f"the clients' data has changed: rewriting {out / 'clients.json'}")
     atomic_write(out / "clients.json", holders)
     for note in task.notes:
         told.warn(note)
@@ -124,7 +124,7 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
         context = Round(number, config.rounds, config.seed, progress=told.progress)
         chosen = sample_clients(ids, count, config.seed, algorithm.cohort(number))
         server, line, heard = _round(algorithm, engine, server, chosen, context)
-        if not task.tests and history:  # this round's replies judge the model that the last round made
+        if not task.tests and history:  # in this round, the clients tested the model of the last round
             judge(history[-1], heard, path, history)
             told.round(history[-1])
         for text in context.notes.get("warnings", []):
@@ -149,18 +149,18 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
     return Result(out, history, found, server, task, algorithm)
 
 
-Heard = dict[str, list[tuple[float, int]]]  # by domain: clients' own accuracies, each on so many samples
+Heard = dict[str, list[tuple[float, int]]]  # by domain: each client's accuracy and its number of test samples
 
 
 def judge(line: Line, heard: Heard, path: Path, history: list[Line]) -> None:
-    """Complete a round's line with what the clients measured on their own test data, and write the history again."""
+    """Complete a round's line with the accuracies that clients measured on their own test data, and rewrite the history."""
     domains = {name: sum(a * n for a, n in found) / sum(n for _, n in found) for name, found in sorted(heard.items())}
     line.update({"accuracy": fmean(domains.values()) if domains else None, "domains": domains, "measured_by": "clients"})
     records.rewrite(path, history)
 
 
 def _hear(algorithm: Algorithm, engine: Engine, server: Server, ids: Sequence[str]) -> Heard:
-    """One exchange after the last round, in which every client judges the final model."""
+    """One exchange after the last round, in which every client tests the final model."""
     config = algorithm.task.config
     context = Round(config.rounds, config.rounds, config.seed, phase=algorithm.phases(config.rounds)[0])
     messages = [(client, algorithm.instruct(server, client, context)) for client in ids]
@@ -171,11 +171,11 @@ def _hear(algorithm: Algorithm, engine: Engine, server: Server, ids: Sequence[st
 
 
 def _note(algorithm: Algorithm, outcome: Outcome, heard: Heard) -> None:
-    if outcome.accuracy is not None and 0 <= outcome.accuracy <= 1 and outcome.tested > 0:  # a client's word, so checked
+    if outcome.accuracy is not None and 0 <= outcome.accuracy <= 1 and outcome.tested > 0:  # reported by a client, so checked
         heard.setdefault(algorithm.task.clients[outcome.client].domain, []).append((outcome.accuracy, outcome.tested))
 
 
-# notes that are no fields of a system's own: they have a place in every line, or are told otherwise
+# notes that are not a system's own fields: every line has a place for them, or they are reported elsewhere
 TAKEN = ("merged_accuracy", "ensemble_accuracy", "evaluate_seconds", "warnings")
 
 
@@ -201,7 +201,7 @@ def _round(algorithm: Algorithm, engine: Engine, server: Server, chosen: list[st
             else:
                 dropped.append({"client": outcome.client, "reason": reason})
             context.progress(phase, len(found) + len(dropped), len(chosen))
-        present = [client for client in present if client in found]  # in the order of sampling, whatever came first
+        present = [client for client in present if client in found]  # in the order of sampling, not of arrival
         seconds["train"] += time.perf_counter() - clock
         if len(present) < config.clients.min_replies:
             reasons = "; ".join(f"{d['client']}: {d['reason']}" for d in dropped[:3])

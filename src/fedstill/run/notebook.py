@@ -1,4 +1,4 @@
-"""A progress bar in a notebook: one output that is replaced in place. It needs nothing besides what the notebook has."""
+"""A progress bar in a notebook: one output that is replaced in place. It needs no package besides the notebook's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["NotebookBar", "in_notebook"]
 
-OFTEN = 0.2  # seconds between pictures
+OFTEN = 0.2  # seconds between redraws
 
 
 def in_notebook() -> bool:
@@ -28,7 +28,7 @@ class NotebookBar:
         self.handle: Any = None
 
     def update(self, *, done: int | None = None, step: str | None = None, note: str | None = None, now: bool = False) -> None:
-        """Change what is shown; pictures that follow each other too fast are left out, unless it must be ``now``."""
+        """Change what is shown. Redraws that follow too fast are skipped, unless ``now`` is set."""
         self.done = self.done if done is None else done
         self.step = self.step if step is None else step
         self.note = self.note if note is None else note
@@ -36,7 +36,7 @@ class NotebookBar:
             self._draw()
 
     def _draw(self) -> None:
-        from IPython.display import HTML, display  # optional: there in a notebook
+        from IPython.display import HTML, display  # optional: present in a notebook
 
         self.drawn = time.monotonic()
         words = "  ".join(html.escape(text) for text in (self.name, f"{self.done}/{self.total}", self.step, self.note) if text)

@@ -1,4 +1,4 @@
-"""A sign of life: where nothing was said for a while, something is."""
+"""A sign of life: a message after a while without output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUIET = 30.0  # seconds
 
 
 class Pulse:
-    """Calls ``beat`` from a thread of its own whenever ``quiet`` seconds have passed since the last :meth:`touch` or call.
+    """Calls ``beat`` from its own thread whenever ``quiet`` seconds have passed since the last :meth:`touch` or call.
 
     >>> heard = threading.Event()
     >>> pulse = Pulse(heard.set, quiet=0.01)
@@ -30,7 +30,7 @@ class Pulse:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to watch; nothing where it has begun."""
+        """Begin to watch, unless it is watching already."""
         self.touch()
         if self._thread is None:
             self._over.clear()
@@ -38,7 +38,7 @@ class Pulse:
             self._thread.start()
 
     def touch(self) -> None:
-        """Something was said just now."""
+        """There was output just now."""
         self.last = time.monotonic()
 
     def _watch(self) -> None:
@@ -57,7 +57,7 @@ class Pulse:
 
 @contextmanager
 def alive(say: Callable[[str], None], what: Callable[[], str]) -> Iterator[Pulse]:
-    """Report from time to time what is being done, and for how long; the pulse is for callers that report themselves."""
+    """Report from time to time what is being done, and for how long. Callers that print output themselves touch the pulse."""
     clock = time.monotonic()
     pulse = Pulse(lambda: say(f"{what()}, {duration(time.monotonic() - clock)} so far"))
     pulse.start()

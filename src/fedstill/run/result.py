@@ -1,4 +1,4 @@
-"""What a run gives back: its figures, and its model ready for use."""
+"""The result of a run: its figures, and its model ready for use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Result", "classifiers_of"]
 
 @dataclass(frozen=True)
 class Result:
-    """What a run leaves: its folder, its history and summary, and the server's last state."""
+    """The result of a run: its folder, its history and summary, and the server's last state."""
 
     folder: Path
     history: list[Line] = field(repr=False)
@@ -39,27 +39,27 @@ class Result:
 
     @property
     def accuracy(self) -> float | None:
-        """The final accuracy; None where nothing was evaluated."""
+        """The final accuracy; None if nothing was evaluated."""
         return self.summary["final_accuracy"]
 
     @cached_property
     def classifiers(self) -> dict[str, Classifier]:
-        """Every model that the run leaves, by name, with the names of its classes and what makes its inputs."""
+        """Every model of the run, by name, with the names of its classes and its preprocessing."""
         return classifiers_of(self.algorithm, delivered(self.server))
 
     @property
     def classifier(self) -> Classifier:
-        """The one model that the run leaves."""
+        """The run's only model."""
         if not self.classifiers:
-            raise FedstillError(f"{self.algorithm.title} leaves no model: its clients keep their own")
+            raise FedstillError(f"{self.algorithm.title} has no model on the server: its clients keep their own")
         if len(self.classifiers) > 1:
             names = ", ".join(self.classifiers)
-            raise FedstillError(f"this run leaves {len(self.classifiers)} models ({names}): take one of result.classifiers")
+            raise FedstillError(f"this run has {len(self.classifiers)} models ({names}): choose one of result.classifiers")
         return next(iter(self.classifiers.values()))
 
     @property
     def model(self) -> Network:
-        """The trained network, in eval mode and independent of the run; ``model(model.normalise(images))`` are logits."""
+        """The trained network, in eval mode and independent of the run; ``model(model.normalise(images))`` gives logits."""
         return self.classifier.network
 
     @overload
@@ -69,19 +69,19 @@ class Result:
     def predict(self, inputs: Inputs, *, probabilities: Literal[True]) -> Tensor: ...
 
     def predict(self, inputs: Inputs, *, probabilities: bool = False) -> list[str] | Tensor:
-        """The class of each image, text or row, or with ``probabilities`` a tensor (n, classes): see
+        """The class of each image, text or row, or with ``probabilities`` a tensor (n, classes); see
         :meth:`fedstill.models.classifier.Classifier.predict`."""
         return self.classifier.predict(inputs, probabilities=True) if probabilities else self.classifier.predict(inputs)
 
     def confusion(self, domain: str | None = None) -> Confusion:
-        """Which class of a domain's test samples is taken for which; of all domains' together where none is named. Where the run
-        leaves several models, all of them are counted."""
+        """The confusion matrix on a domain's test samples, or on those of all domains if none is named. If the run has several
+        models, it is summed over them."""
         tests = self.task.tests
         if domain is not None and domain not in tests:
             raise unknown("test domain", domain, tests)
         chosen = [table for name, table in self._tables.items() if domain in (None, name)]
         if not chosen:
-            raise FedstillError("this run has no test data of its own, or leaves no model")
+            raise FedstillError("this run has no test data on the server, or no model")
         return Confusion(tuple(self.task.classes), torch.stack(chosen).sum(0))
 
     @cached_property
@@ -90,7 +90,7 @@ class Result:
 
 
 def classifiers_of(algorithm: Algorithm, server: Server) -> dict[str, Classifier]:
-    """The models that a finished run leaves, ready for use and independent of the run's own networks."""
+    """The models of a finished run, ready for use and independent of the run's networks."""
     task, found = algorithm.task, {}
     for name, (prototype, state) in algorithm.products(server).items():
         network = copy.deepcopy(algorithm.loaded(prototype, state)).cpu()

@@ -1,4 +1,4 @@
-"""Whose reply is used: what came back from a client is read and checked, and becomes a :class:`Reply` or a reason."""
+"""Screening: a client's outcome is read and checked, and becomes a :class:`Reply` or a reason to drop it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["screened"]
 
 
 def screened(algorithm: Algorithm, server: Server, phase: str, outcome: Outcome) -> tuple[Reply | None, str]:
-    """The reply of an outcome and no reason, or no reply and the reason."""
+    """The reply of an outcome and an empty reason, or None and the reason to drop it."""
     if outcome.read is None:
         return None, outcome.reason or "no reply"
     info = algorithm.task.clients[outcome.client]

@@ -1,7 +1,7 @@
-"""Which options of a file's ``[algorithm]`` table reach another system than the one that it names.
+"""Which options of a file's ``[algorithm]`` table apply to other systems than the one that it names.
 
-Options of the training's length and of the students' training are shared, so that a comparison is fair; the options that define a
-system stay with it.
+Options for the length of training and for the students' training are shared, so that a comparison is fair; options that define a
+system are not.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from fedstill.algorithm import Options
 
 __all__ = ["Shared", "in_words", "shared"]
 
-# what makes a system what it is: the options of others are not its own
+# options that define a system: it never takes them from another
 DEFINING = ("merge", "weighting", "weighting_options", "ensemble", "preset")
 DEFINING_IN = {"source": ("kind", "generator", "shares", "options")}
-ALIKE = ("drop_worst", "line")  # declared by several families of systems, and the same in all
+ALIKE = ("drop_worst", "line")  # declared by several families of systems, with the same meaning in all
 
 
 @dataclass
 class Shared:
-    """What another system takes of a table, and what it does not."""
+    """Which options of a table another system takes, and which it does not."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    lacking: list[str] = field(default_factory=list)  # it has no such option
-    own: list[str] = field(default_factory=list)  # it has its own, which is another or defines it
+    lacking: list[str] = field(default_factory=list)  # options that it does not have
+    own: list[str] = field(default_factory=list)  # options that differ in meaning, or that define a system
 
 
 def shared(table: Mapping[str, Any], written_for: type[Options], other: type[Options]) -> Shared:
-    """What of the options in ``table``, written for one system, reaches another.
+    """Which of the options in ``table``, written for one system, apply to another.
 
     >>> from fedstill.algorithms import algorithms
     >>> kinds = {name: kind.Options for name, kind in algorithms().items()}
     >>> table = {"weighting": "soft", "distillation": {"epochs": 4}, "rate": {"kind": "constant"}}
     >>> shared(table, kinds["fedd3a"], kinds["feddf"])
     Shared(options={'distillation': {'epochs': 4}}, lacking=['rate'], own=['weighting'])
-    >>> shared({"mu": 1.0}, kinds["fedprox"], kinds["moon"]).own  # two options of one name
+    >>> shared({"mu": 1.0}, kinds["fedprox"], kinds["moon"]).own  # two options with the same name
     ['mu']
     """
     found = Shared()
@@ -60,23 +60,23 @@ def shared(table: Mapping[str, Any], written_for: type[Options], other: type[Opt
 
 
 def _same(name: str, one: type[Options], other: type[Options]) -> bool:
-    """Whether two systems have an option from one place; options that only share a name are different ones."""
+    """Whether two systems inherit an option from the same class; options that only share a name differ."""
     return name in ALIKE or _declared(name, one) is _declared(name, other)
 
 
 def _declared(name: str, kind: type[Options]) -> type | None:
-    """The class that first has the option."""
+    """The class that first declares the option."""
     having = [base for base in kind.__mro__ if name in inspect.get_annotations(base)]
     return having[-1] if having else None
 
 
 def in_words(system: str, lacking: Iterable[str], own: Iterable[str] = (), whose: str | None = None) -> str | None:
-    """What a system does not take, in one line; None where it takes everything.
+    """The options that a system does not take, in one line; None if it takes all.
 
     >>> in_words("fedavg", ["distillation", "source"], ["merge"], "fedd3a")
-    "fedavg: does not use distillation, source; its own merge, not fedd3a's"
+    "fedavg: does not use distillation, source; uses its own merge, not fedd3a's"
     """
     unused = ", ".join(dict.fromkeys(lacking))
     kept = ", ".join(dict.fromkeys(own))
-    parts = [*([f"does not use {unused}"] if unused else []), *([f"its own {kept}, not {whose}'s"] if kept else [])]
+    parts = [*([f"does not use {unused}"] if unused else []), *([f"uses its own {kept}, not {whose}'s"] if kept else [])]
     return f"{system}: {'; '.join(parts)}" if parts else None

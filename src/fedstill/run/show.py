@@ -1,4 +1,4 @@
-"""What a run shows while it works: bars on a terminal and in a notebook, lines elsewhere."""
+"""The progress of a run: bars on a terminal and in a notebook, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:  # slow: brings torch
 
 __all__ = ["Shown"]
 
-LONG = 30.0  # seconds from which a run says beforehand how long it will take
+LONG = 30.0  # a run expected to take at least this many seconds announces it
 
 
 class Shown(Listener):
-    """Draws a run on the console. ``name`` stands before its lines where several runs follow each other."""
+    """Draws a run on the console. ``name`` precedes its lines if several runs follow each other."""
 
     def __init__(self, name: str = "", who: bool = True):
         self.name, self.who = name, who
-        self.total = self.done = self.begun = 0  # rounds: all, those that have ended, those of an earlier start
+        self.total = self.done = self.begun = 0  # rounds: all, finished, finished before this start
         self.step = ""
         self.expected: float | None = None  # seconds
         self.clock = self.ended = time.monotonic()  # when the rounds began, when the last one ended
@@ -51,7 +51,7 @@ class Shown(Listener):
             )
 
     def preparing(self) -> None:
-        """Nothing is said yet, unless it takes long."""
+        """Print nothing yet, unless reading takes long."""
         self.step = "reading the data"
         self.pulse.start()
 
@@ -85,7 +85,7 @@ class Shown(Listener):
             self.picture.update(done=rounds_done, now=True)
 
     def _start_bars(self) -> None:
-        """Show the bars, the rounds' once there are rounds."""
+        """Show the bars; that of the rounds stays hidden until there are rounds."""
         if self.bars and not self.bars.live.is_started:
             self.bars.start()
             self.rounds = self.bars.add_task("", total=None, note="", left="", visible=False)
@@ -95,7 +95,7 @@ class Shown(Listener):
         """Move the inner bar."""
         self.step = f"{what} {done}/{of}"
         if self.bars:
-            self._start_bars()  # features of a frozen network come before the first round
+            self._start_bars()  # features of a frozen network are computed before the first round
             self.bars.update(self.inner, description=f"  {what}", completed=done, total=of)
             if self.total:
                 self.bars.update(self.rounds, left=self._left())
@@ -103,7 +103,7 @@ class Shown(Listener):
             self.picture.update(step=self.step, note=self._left())
 
     def round(self, line: Line) -> None:
-        """A line a round, or a step of the outer bar."""
+        """Print one line per round, or advance the outer bar."""
         text = said_of(line)
         self.done, self.ended = line["round"], time.monotonic()
         if self.bars:
@@ -115,12 +115,12 @@ class Shown(Listener):
             self.pulse.touch()
 
     def warn(self, text: str) -> None:
-        """A warning in its own line."""
+        """Print a warning on its own line."""
         console.print("[yellow]warning:[/] ", end="")
         console.print(text, soft_wrap=True, markup=False)
 
     def finished(self, summary: Summary) -> None:
-        """Clear the bars and say the result."""
+        """Clear the bars and print the result."""
         self.closed()
         best = (
             f"best {summary['best_accuracy']:.3f} in round {summary['best_round']}" if summary["best_round"] else "no evaluation"
@@ -133,11 +133,11 @@ class Shown(Listener):
         )
 
     def kept(self, folder: Path) -> None:
-        """Say that there was nothing to do."""
+        """Print that there was nothing to do."""
         console.print(f"{self.name}: already there", soft_wrap=True)
 
     def closed(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         self.pulse.stop()
         if self.bars and self.bars.live.is_started:
             self.bars.stop()
@@ -147,7 +147,7 @@ class Shown(Listener):
         return f"{self.name}  " if self.name else ""
 
     def _still(self) -> None:
-        """The run is at work, although nothing has happened for a while."""
+        """Print that the run is still working, after a while without output."""
         if self.picture or (self.bars and self.bars.live.is_started):
             return
         where = f"round {self.done + 1:>3}/{self.total}  " if self.total else ""
@@ -155,7 +155,7 @@ class Shown(Listener):
         console.print(f"{self._prefix}{where}{self.step or 'at work'}, {after}  {self._left()}".rstrip(), soft_wrap=True)
 
     def _left(self) -> str:
-        """How long it will still take: by the rounds that have ended, before the first by what was tried out."""
+        """The remaining time: estimated from the finished rounds or, before the first has ended, from the timed steps."""
         now, here = time.monotonic(), self.done - self.begun
         if here > 0:
             left = (self.total - self.done) * (self.ended - self.clock) / here - (now - self.ended)
@@ -167,7 +167,7 @@ class Shown(Listener):
 
 
 def said_of(line: Line) -> str:
-    """A round in words; nothing where it was not evaluated.
+    """A round in words; empty if it was not evaluated.
 
     >>> said_of({"round": 1, "accuracy": 0.5, "seconds": {"train": 1.0}, "dropped": [{"client": "a-0", "reason": "late"}]})
     'accuracy 0.500  1.0 s  dropped a-0'

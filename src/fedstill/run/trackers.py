@@ -1,7 +1,7 @@
-"""Trackers people already use, fed with the same numbers as the history: one small listener each.
+"""Trackers that people already use, fed with the same numbers as the history: one small listener each.
 
-Both write inside the run folder and start no server: ``tensorboard --logdir DIR/tensorboard`` and
-``mlflow ui --backend-store-uri DIR/mlruns`` show what is there.
+Both write inside the run folder and start no server. View the results with ``tensorboard --logdir DIR/tensorboard`` and
+``mlflow ui --backend-store-uri DIR/mlruns``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRACKERS: Registry[Callable[[Path], Listener]] = Registry("tracker", group="feds
 
 
 def numbers(line: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a line of the history, named by their path; lists count for their length.
+    """The numbers in a line of the history, named by their path; a list gives its length.
 
     >>> list(numbers({"round": 3, "accuracy": 0.5, "domains": {"mnist": 0.75}, "merged_accuracy": None, "dropped": []}))
     [('accuracy', 0.5), ('domains/mnist', 0.75), ('dropped', 0)]
@@ -42,7 +42,7 @@ def numbers(line: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str,
 
 
 def tracker(name: str, folder: Path) -> Listener:
-    """The tracker called ``name``, writing below the run folder; a resumed run continues what it finds there."""
+    """The tracker called ``name``, which writes below the run folder; a resumed run continues its records."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         return TRACKERS.get(name)(folder)
@@ -54,7 +54,7 @@ def tracker(name: str, folder: Path) -> Listener:
 
 @TRACKERS.register("tensorboard")
 class _TensorBoard(Listener):
-    """Scalars for TensorBoard, in the run's folder below tensorboard/."""
+    """Scalars for TensorBoard, in ``tensorboard/`` in the run's folder."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter  # optional: the extra tensorboard
@@ -64,7 +64,7 @@ class _TensorBoard(Listener):
     def round(self, line: Line) -> None:
         for name, value in numbers(line):
             self.writer.add_scalar(name, value, line["round"], new_style=True, double_precision=True)
-        self.writer.flush()  # so that it can be watched
+        self.writer.flush()  # so that the run can be watched
 
     def finished(self, summary: Summary) -> None:
         self.writer.add_text("summary", f"```\n{json.dumps(summary, indent=2)}\n```")
@@ -75,10 +75,10 @@ class _TensorBoard(Listener):
 
 @TRACKERS.register("mlflow")
 class _MLflow(Listener):
-    """A run in MLflow's file store, in the run's folder below mlruns/."""
+    """A run in MLflow's file store, in ``mlruns/`` in the run's folder."""
 
     def __init__(self, folder: Path) -> None:
-        # Read when mlflow is imported: no usage figures leave the machine, and a plain folder is a fine store.
+        # Read when mlflow is imported: it sends no usage figures, and may store runs in a plain folder.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         # optional: the extra mlflow
@@ -86,7 +86,7 @@ class _MLflow(Listener):
         from mlflow.tracking import MlflowClient
 
         self.metric = Metric
-        self.ended = "KILLED"  # unless the run says that it has finished
+        self.ended = "KILLED"  # unless the run reports that it has finished
         self.client = MlflowClient(tracking_uri=(folder / "mlruns").resolve().as_uri())
         experiment = self.client.get_experiment_by_name("fedstill")
         place = experiment.experiment_id if experiment else self.client.create_experiment("fedstill")
@@ -94,7 +94,7 @@ class _MLflow(Listener):
         self.run = earlier[0].info.run_id if earlier else self.client.create_run(place, run_name=folder.name).info.run_id
         if earlier:
             self.client.update_run(self.run, status="RUNNING")
-        # A run writes its configuration after it has started its trackers: it is logged with the first round.
+        # A run writes its configuration after it has started its trackers, so it is logged with the first round.
         self.config = None if earlier else folder / "config.toml"
 
     def _log_config(self, config: Mapping[str, Any], prefix: str = "") -> None:
@@ -124,5 +124,5 @@ class _MLflow(Listener):
 
 
 def _mlflow_name(name: str) -> str:
-    """MLflow refuses other characters."""
+    """A name without the characters that MLflow refuses."""
     return re.sub(r"[^\w\-. /]", "_", name)
