@@ -155,7 +155,7 @@ def test_appendix_b_refuses_what_it_cannot_equal(small, wrong):
     config = small(secure=True, **{name: value for name, value in wrong.items() if name != "buffers"})
     if "buffers" in wrong:
         config = config.model_copy(update={"model": config.model.model_copy(update={"buffers": "local"})})
-    with pytest.raises(FedstillError, match="speak once"):
+    with pytest.raises(FedstillError, match="asks every client once"):
         create(Task(config))
 
 
@@ -309,7 +309,7 @@ def test_the_authors_code_runs(small):
 
 def test_contradictions_are_one_clear_line(small):
     for options, words in (
-        ({"level": "features", "no_sharing": True, "generator": {"kind": "features"}}, "no layers of its own"),
+        ({"level": "features", "no_sharing": True, "generator": {"kind": "features"}}, "no separate layers"),
         ({"level": "images", "generator": {"kind": "features"}}, "generator.kind"),
         ({"secure": True, "no_correlation": True}, "weighting"),
         ({"no_correlation": True, "weighting": "random"}, "no_correlation"),
@@ -421,5 +421,5 @@ def test_the_generators_quality_is_noted(small):
 
 
 def test_appendix_b_takes_eq_7_as_printed(small):
-    with pytest.raises(FedstillError, match="leave weighting_options out"):
+    with pytest.raises(FedstillError, match="remove weighting_options"):
         create(Task(small(secure=True, weighting_options={"score": "odds"})))

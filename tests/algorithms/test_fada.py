@@ -164,7 +164,7 @@ def test_a_malformed_identifier_is_refused():
     server, round = algorithm.start(), Round(1, 1, 0, "sync-0")
     [reply, _] = exchange(algorithm, server, round, {})
     assert algorithm.screen(server, "optdigits-0", reply.message) is None
-    assert "another shape" in str(
+    assert "wrong shape" in str(
         algorithm.screen(server, "optdigits-0", reply.message.with_parts(domain={"0.bias": torch.ones(3)}))
     )
 
@@ -211,7 +211,7 @@ def test_an_identifier_for_other_features_is_refused():
     [reply, _] = exchange(algorithm, server, Round(1, 1, 0, "sync-0"), {})
     for weight in (torch.ones(16, 3), torch.tensor(1.0)):
         other = {**reply.part("domain"), "0.weight": weight}
-        assert "another shape" in str(algorithm.screen(server, "optdigits-0", reply.message.with_parts(domain=other)))
+        assert "wrong shape" in str(algorithm.screen(server, "optdigits-0", reply.message.with_parts(domain=other)))
 
 
 def test_features_of_the_target_are_taken_without_dropout():

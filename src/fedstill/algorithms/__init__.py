@@ -1,4 +1,4 @@
-"""Every system, one per file. ``create`` makes the one that a configuration names."""
+"""Every system, one per file. ``create`` makes the system that a configuration names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def options_of(table: Mapping[str, Any]) -> Options:
 
 
 def create(task: Task) -> Algorithm:
-    """The algorithm that the task's configuration names; what it needs of the task is checked here."""
+    """The algorithm that the task's configuration names. Refuses a task that lacks what the algorithm needs."""
     kind = ALGORITHMS.get(task.config.algorithm["name"])
     data = task.config.data
     if "pool" in kind.needs and not (data.server or data.target or data.holdout):

@@ -1,7 +1,7 @@
 """Ceiling: one model trained on all clients' data in one place (FedD3A, Table 1).
 
-This is no federated system. It breaks the very rule that the others keep: the server reads every client's data. It is here so
-that tables can say what privacy costs, and it runs only where that data is at hand, in a simulation.
+This is not a federated system. It breaks the rule that all others keep: the server reads every client's data. It exists so that
+tables can show the cost of privacy, and it runs only in a simulation, which has that data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Ceiling"]
 
 @algorithm
 class Ceiling(Algorithm):
-    """Train on the pooled data for as many epochs a round as a client would on its own; nothing is exchanged."""
+    """Train on the pooled data, in each round for as many epochs as a client trains locally; nothing is exchanged."""
 
     name = "ceiling"
     title = "Ceiling"
@@ -39,11 +39,11 @@ class Ceiling(Algorithm):
         return Message()
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """Only says how many samples it has."""
+        """Report only the number of samples."""
         return Message.of(samples=len(client.data))
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """The local epochs, over the union of the clients' data."""
+        """Train the local epochs on the union of the clients' data."""
         shares = [self.task.data_of(reply.client) for reply in replies]
         views = [s.views for s in shares if s.views is not None]
         pooled = Samples(

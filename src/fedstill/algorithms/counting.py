@@ -1,4 +1,4 @@
-"""What FedGen and FedFTG share: clients tell how many samples of each class they have, and the server trains a generator."""
+"""What FedGen and FedFTG share: clients report how many samples of each class they have, and the server trains a generator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Counting"]
 
 
 class Counting(FedAvg[FedAvgT]):
-    """FedAvg whose replies have label counts (which reveal each client's label histogram), and whose server has a generator."""
+    """FedAvg with label counts in the replies (which reveal each client's label histogram) and a generator on the server."""
 
     calibrates = False
 
@@ -32,7 +32,7 @@ class Counting(FedAvg[FedAvgT]):
         return server
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """FedAvg's training, and how many samples of each class there are."""
+        """FedAvg's training, and the number of samples of each class."""
         reply = super().train(message, client, phase)
         return reply.with_parts(counts=make_report("counts", message, client, {}))
 
@@ -40,5 +40,5 @@ class Counting(FedAvg[FedAvgT]):
         """Label counts must be one number per class."""
         problem = super().screen(server, client, message) or counts_fault(message.group("counts"), 0)
         if problem is None and len(message.group("counts")["labels"]) != len(self.task.classes):
-            return "its 'counts' are not of this task's classes"
+            return "its 'counts' do not match this task's classes"
         return problem

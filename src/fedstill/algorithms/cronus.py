@@ -1,9 +1,9 @@
-"""Cronus: clients agree on soft labels of public data, by a mean that a minority of liars cannot move far.
+"""Cronus: clients agree on soft labels of public data, by a mean that a malicious minority cannot move far.
 
 Chang, Shejwalkar, Shokri and Houmansadr, Cronus: Robust and Heterogeneous Collaborative Learning with Black-Box Knowledge
-Transfer, 2019. After training alone, parties upload what they think of the public samples; the server takes a robust mean of
-each sample's soft labels (the spectral filter, whose scale is an option here: see :mod:`fedstill.fusion.weightings.robust`); and
-parties train on their private data together with the public samples and those soft labels. There is no global model.
+Transfer, 2019. After training alone, parties upload their predictions of the public samples. The server takes a robust mean of
+each sample's soft labels (the spectral filter, whose scale is an option here: see :mod:`fedstill.fusion.weightings.robust`).
+Parties then train on their private data together with the public samples and those soft labels. There is no global model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CronusOptions(PublicOptions):
     ``vote``)."""
 
     weighting_options: dict[str, Any] = {}
-    """Options of the weighting; those of each are listed with the weightings."""
+    """Options of the weighting, listed with each weighting."""
 
     weight: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the public samples' soft labels in the clients' loss."""
@@ -76,21 +76,19 @@ class Cronus(PublicConsensus[CronusOptions]):
             validated(kind, self.options.weighting_options, "algorithm.weighting_options")
 
     def learn(self, network: Network, client: Client, public: Samples, consensus: State) -> Fit:
-        """Private data and public soft labels together."""
+        """Train on private data and public soft labels together."""
         size = self.task.config.local.batch_size
         return self.train_privately(network, client, "fit", [soft_labels(public, consensus["labels"], self.options.weight, size)])
 
     def consensus(self, server: Server, replies: Sequence[Reply], round: Round) -> State:
-        """The robust mean of soft labels. Logits travel and the server takes their softmax, so that whatever a party sends is
-        a soft label."""
+        """The robust mean of soft labels. Parties send logits and the server takes their softmax, so that every upload is a
+        valid soft label."""
         context = WeightingContext(
             [], round.rng("weighting"), self.task, server, self.options.weighting_options, round.number, round.total
         )
         weighting = make_weighting(self.options.weighting, context)
         if not isinstance(weighting, Voting):
-            raise FedstillError(
-                f"cronus agrees by a weighting that votes, e.g. spectral or median, not '{self.options.weighting}'"
-            )
+            raise FedstillError(f"cronus needs a weighting that votes, e.g. spectral or median, not '{self.options.weighting}'")
         ballot = weighting.vote(torch.stack([reply.part("predictions")["logits"].float() for reply in replies]))
         means = ballot.weights.mean(0).tolist()
         round.note(weights={reply.client: float(f"{mean:.5g}") for reply, mean in zip(replies, means, strict=True)})

@@ -1,9 +1,9 @@
-"""DaFKD: distil on generated samples, counting each teacher as much as its domain discriminator believes in the sample.
+"""DaFKD: distil on generated samples, with each teacher weighted by its domain discriminator's belief in the sample.
 
 Wang et al., DaFKD: Domain-aware Federated Knowledge Distillation, CVPR 2023. Clients train a classifier and a personal
-discriminator that share their layers, against a generator; the server averages models and generators, draws samples, weighs each
-teacher's word on each of them (Eq. 7) and distils (Eq. 8). Appendix A moves the game to features; Appendix B, which keeps models
-and discriminators with the clients, is in :mod:`fedstill.algorithms.dafkd_secure`.
+discriminator that share their layers, against a generator. The server averages models and generators, draws samples, weights
+each teacher's prediction of each sample (Eq. 7) and distils (Eq. 8). Appendix A moves the game to features; Appendix B, which
+keeps models and discriminators with the clients, is in :mod:`fedstill.algorithms.dafkd_secure`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GeneratorPart(Part):
     """A generator."""
 
     kind: str = "mlp-conditional"
-    """Architecture of the generator. ``mlp-conditional`` is what DaFKD's paper describes: two embeddings and fully connected
+    """Architecture of the generator. ``mlp-conditional`` is the one in DaFKD's paper: two embeddings and fully connected
     layers."""
 
     noise_dim: Positive = 100
@@ -56,13 +56,13 @@ class GeneratorPart(Part):
     """Further arguments of the generator's builder."""
 
 
-# The game as printed, Eqs. 2 to 5, and a distillation that is not clipped
+# The game as printed, Eqs. 2 to 5, and a distillation without gradient clipping
 PAPER: Mapping[str, Any] = {
     "distillation": {"clip": None},
     "adversarial": {
         "generator_loss": "saturating",
-        # The decay is AdamW's: added to the gradient, as Adam does, it outweighs the small gradients of the noise's embedding,
-        # and the generator ends with one image a class (docs/results/dafkd.md).
+        # The decay is AdamW's. Adam adds it to the gradient, where it outweighs the small gradients of the noise's embedding, and
+        # the generator ends with one image per class (docs/results/dafkd.md).
         "generator_optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 1e-3, "betas": [0.9, 0.999]},
         "mode_seeking": 0.0,
         "label": 0.0,
@@ -106,15 +106,15 @@ class DaFKDOptions(FedDFOptions):
     """The paper's values, where it gives them."""
 
     preset: Literal["paper", "converging", "authors-code"] = "paper"
-    """``paper``: Eqs. 2 to 5 as printed, which make noise even of pooled data. ``converging``: the game whose generator was best
-    on pooled data, judged without test labels. ``authors-code``: what the authors' code does (docs/dafkd.md)."""
+    """``paper``: Eqs. 2 to 5 as printed, which generate noise even on pooled data. ``converging``: the game whose generator was
+    best on pooled data, judged without test labels. ``authors-code``: the values of the authors' code (docs/dafkd.md)."""
 
     merge: MergeName = "uniform"
     """How the clients' models are merged (Eq. 6). Generators are averaged uniformly (Eq. 4), or by examples if this is
     ``examples``."""
 
     source: Source = Source(kind="generator", size=1280)
-    """The samples that the teachers predict. The size is the authors' code's; the paper gives none."""
+    """The samples that the teachers predict. The size is from the authors' code; the paper gives none."""
 
     weighting: str = "discriminator"
     """How much each teacher counts for each sample (Eq. 7)."""
@@ -123,11 +123,11 @@ class DaFKDOptions(FedDFOptions):
     """What is averaged over the teachers (Eq. 8)."""
 
     distillation: Distillation = Distillation(
-        steps=1600,  # the code's; the paper does not say
+        steps=1600,  # from the code; the paper does not say
         batch_size=32,
         optimizer=Optimizer(name="sgd", lr=0.01, weight_decay=1e-3),  # the paper names the rate, not the optimiser
         schedule="constant",
-        clip=1.0,  # not in the paper, whose preset leaves it out
+        clip=1.0,  # not in the paper, and not in its preset
         patience=None,
     )
     """How the student learns (Eq. 8)."""
@@ -147,19 +147,19 @@ class DaFKDOptions(FedDFOptions):
     """Optimiser of classifier and discriminator, instead of ``local.optimizer``."""
 
     no_sharing: bool = False
-    """The discriminator is a network of its own and shares no layers (ablation, Table 3)."""
+    """Make the discriminator a separate network that shares no layers (ablation, Table 3)."""
 
     no_correlation: bool = False
-    """Every teacher counts alike (ablation, Table 3)."""
+    """Give every teacher the same weight (ablation, Table 3)."""
 
     level: Literal["images", "features"] = "images"
     """Whether inputs are generated (images or vectors), or features of the layer before the head (Appendix A)."""
 
     secure: bool = False
-    """Models and discriminators stay with the clients, and the server learns only sums over the clients (Appendix B)."""
+    """Keep models and discriminators with the clients; the server learns only sums over the clients (Appendix B)."""
 
     discriminator: Literal["personal", "shared"] = "personal"
-    """Whether each client keeps its own, or the server averages them and sends one to all."""
+    """Whether each client keeps its own discriminator, or the server averages them and sends one to all."""
 
     pool_generator: Literal["current", "previous"] = "current"
     """The generator that samples are drawn from: this round's (Algorithm 1, line 11), or the one before (the authors' code)."""
@@ -169,7 +169,7 @@ class DaFKDOptions(FedDFOptions):
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a preset names, a generator of features for Appendix A, and equal weights for the ablation."""
+        """The values of the preset, a generator of features for Appendix A, and equal weights for the ablation."""
         found = dict({"paper": PAPER, "authors-code": AUTHORS_CODE}.get(str(given.get("preset", "paper")), {}))
         if given.get("level") == "features":
             found["generator"] = {"kind": "features"}
@@ -200,23 +200,23 @@ class DaFKD(FedDF[DaFKDOptions]):
         chosen = self.options
         self.shared = chosen.discriminator == "shared"
         if self.personal:
-            raise FedstillError("dafkd's clients train the server's own models: leave model.student out")
+            raise FedstillError("dafkd's clients train the server's own models: remove model.student")
         if chosen.level == "images":
             check_generated(task, self.name)
             check_range(task)
         else:
             if chosen.no_sharing:
-                raise FedstillError("no_sharing with level = 'features': a discriminator of features has no layers of its own")
+                raise FedstillError("no_sharing needs level = 'images': a discriminator of features has no separate layers")
             if chosen.source.kind != "generator":
                 raise FedstillError("level = 'features' distils on generated features: source.kind must be 'generator'")
         if (chosen.generator.kind == "features") != (chosen.level == "features"):
             raise FedstillError(f"level = '{chosen.level}' cannot have generator.kind = '{chosen.generator.kind}'")
         if chosen.no_correlation and chosen.weighting != "uniform":
-            raise FedstillError(f"no_correlation weighs teachers alike, and weighting = '{chosen.weighting}' was asked for")
+            raise FedstillError(f"no_correlation gives equal weights: remove weighting = '{chosen.weighting}'")
         if self.shared and (chosen.secure or len(task.networks.prototypes) > 1):
             raise FedstillError("discriminator = 'shared' averages discriminators: it needs one architecture and secure = false")
         if chosen.source.generator is not None:
-            raise FedstillError("dafkd draws from the generator that its clients trained: leave source.generator out")
+            raise FedstillError("dafkd draws from the generator that its clients trained: remove source.generator")
         if chosen.secure:
             secure.check(self)
 
@@ -241,7 +241,7 @@ class DaFKD(FedDF[DaFKDOptions]):
         """Lines 9 to 13."""
         if self.options.secure:
             return secure.fuse(self, server, replies, round)
-        replies = self.trusted(replies, round)  # a client that is dropped has no part in the generator either
+        replies = self.trusted(replies, round)  # a dropped client does not contribute to the generator either
         shares = by_examples(replies) if self.options.merge == "examples" else uniform(replies)
         parts = {"generator": weighted_sum((reply.part("generator") for reply in replies), shares)}  # Eq. 4
         if self.shared:
@@ -255,7 +255,7 @@ class DaFKD(FedDF[DaFKDOptions]):
         return Server(models, parts, server.values)
 
     def note_quality(self, server: Server, replies: Sequence[Reply], round: Round) -> None:
-        """Note how good the generator is that the pool came from, as the ensemble sees it."""
+        """Note the quality of the generator that made the pool, as judged by the ensemble."""
         if self.options.level == "images" and self.options.source.kind == "generator":
             say = partial(self.spoken, server, self.teachers(server, replies, round), round)
             round.note(generator=generator_quality(self.generator(server), round.rng("quality"), say))
@@ -265,7 +265,7 @@ class DaFKD(FedDF[DaFKDOptions]):
         return ensemble_table(teachers, samples, self.weighting(server, teachers, round), space=self.options.ensemble).targets
 
     def generator(self, server: Server) -> Generator:
-        """Line 11: the pool comes from the global generator, or wherever else ``source`` says."""
+        """Line 11: the global generator, which makes the pool unless ``source`` names another."""
         return self.own_generator(server.parts["generator"])
 
     def trained_generator(self, server: Server) -> Generator:
@@ -281,7 +281,7 @@ class DaFKD(FedDF[DaFKDOptions]):
         return super().train(message, client, phase)
 
     def update(self, message: Message, client: Client) -> Message:
-        """Train classifier and discriminator jointly and the generator against them; the discriminator is kept for next time."""
+        """Train classifier and discriminator jointly, and the generator against them; keep the discriminator in memory."""
         config, local = self.task.config, self.task.config.local
         if self.options.local_optimizer is not None:
             local = local.model_copy(update={"optimizer": self.options.local_optimizer})
@@ -318,7 +318,7 @@ class DaFKD(FedDF[DaFKDOptions]):
             return secure.withhold(reply, client)
         return reply.with_parts(discriminator=discriminator.state()) if self.sends_discriminator else reply  # line 26
 
-    # -- the parts that are this system's own ----------------------------------------------------------------------------------
+    # -- parts specific to this system -----------------------------------------------------------------------------------------
 
     def own_generator(self, state: State | None = None) -> Generator:
         """The generator, with ``state`` or its initial weights."""
@@ -334,36 +334,36 @@ class DaFKD(FedDF[DaFKDOptions]):
         return summed_space(self.options.ensemble, self.options.distillation.direction)
 
     def distils(self, round: int) -> bool:
-        """Whether this round has a distillation."""
+        """Whether this round distils."""
         return round >= self.options.first_distillation
 
     def view(self, network: Network) -> Network:
-        """Generated features go to the heads alone (Appendix A)."""
+        """Generated features are fed to the heads alone (Appendix A)."""
         return HeadOnly(network) if self.options.level == "features" else network
 
-    # -- what a reply has ------------------------------------------------------------------------------------------------------
+    # -- the contents of a reply -----------------------------------------------------------------------------------------------
 
     def phases(self, round: int) -> Sequence[str]:
         """One exchange; more under Appendix B."""
         return secure.phases(self, round) if self.options.secure else ("train",)
 
     def reported(self, message: Message, client: Client, late: bool) -> dict[str, State]:
-        """What another weighting asks for; the discriminator is this system's own."""
+        """The report that another weighting needs; this system sends the discriminator itself."""
         return {} if self.report == "discriminator" else super().reported(message, client, late)
 
     @property
     def sends_discriminator(self) -> bool:
-        """Whether the discriminator leaves the client: where it weighs the teachers, or all share one."""
+        """Whether the discriminator leaves the client: if it weights the teachers, or if all clients share one."""
         return self.shared or (self.report == "discriminator" and not self.options.secure)
 
     def required(self, phase: str) -> Sequence[str]:
-        """Models and generators, and the discriminators where they leave the clients."""
+        """Models and generators, and the discriminators if they leave the clients."""
         if self.options.secure:
             return secure.required(phase)
         return ("model", "generator", *(["discriminator"] if self.sends_discriminator else []))
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
-        """Generators and discriminators must have the shapes that are expected; so must masked sums, and a key must be one."""
+        """Generators, discriminators and masked tensors must have the expected shapes, and a key must be valid."""
         network = self.task.networks.get(self.task.clients[client].prototype)
         expected: dict[str, State] = {
             "generator": server.parts["generator"],
@@ -381,7 +381,7 @@ class DaFKD(FedDF[DaFKDOptions]):
         return super().screen(server, client, message)  # another weighting's report
 
     def samples(self, server: Server, round: Round) -> Tensor | None:
-        """Eight rows of generated images, a column a class, from the same noise every time."""
+        """Eight rows of generated images, one column per class, from the same noise every time."""
         if self.options.level == "features" or not shows_images(self.task):
             return None
         return class_grid(self.own_generator(server.parts["generator"]), Round(0, round.total, round.seed).rng("samples"))
@@ -393,7 +393,7 @@ def kinds(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtyp
 
 
 def class_grid(generator: Generator, rng: torch.Generator, rows: int = 8) -> Tensor:
-    """``rows`` images of each class, in the order of a grid whose columns are the classes."""
+    """``rows`` images of each class, in the order of a grid with one column per class."""
     generator.eval()
     with torch.no_grad():
         return generator.sample(rows * generator.classes, rng, torch.arange(generator.classes).repeat(rows))[0]

@@ -1,12 +1,12 @@
 """DaFKD, Appendix B: the discriminators and the models stay with the clients, and the server learns only sums over them.
 
-A round has three exchanges in place of one, named as they are here:
+A round has three exchanges instead of one:
 
-* ``train``: clients train as in Algorithm 1 and keep the result; they send a public key, and the server hands out all keys;
-* ``share``: clients send their weights masked; the masks cancel in the sums, which are Eq. 4 and 6;
-* ``speak``: clients send their predictions of the common samples masked, times their factors; the sums are those of Eq. 7 and 8.
+* ``train``: clients train as in Algorithm 1 and keep the result; they send a public key, and the server distributes all keys;
+* ``share``: clients send their masked weights; the masks cancel in the sums, which are Eq. 4 and 6;
+* ``speak``: clients send their predictions of the common samples, times their factors, masked; the sums are Eq. 7 and 8.
 
-:class:`~fedstill.algorithms.dafkd.DaFKD` calls these functions where ``secure = true``; who can learn what is in docs/dafkd.md.
+:class:`~fedstill.algorithms.dafkd.DaFKD` calls these functions if ``secure = true``; docs/dafkd.md says who can learn what.
 """
 
 from __future__ import annotations
@@ -45,37 +45,37 @@ def check(system: DaFKD) -> None:
     task, chosen = system.task, system.options
     if chosen.weighting != "discriminator" or chosen.source.kind != "generator" or chosen.drop_worst or chosen.contrastive:
         raise FedstillError(
-            "secure = true sums discriminator weights over generated samples: it goes with weighting = 'discriminator', "
+            "secure = true sums discriminator weights over generated samples: it needs weighting = 'discriminator', "
             "source.kind = 'generator', no drop_worst and no contrastive term"
         )
     if DiscriminatorOptions.model_validate(chosen.weighting_options) != DiscriminatorOptions():
-        raise FedstillError("secure = true sums the factors of Eq. 7 as printed: leave weighting_options out")
+        raise FedstillError("secure = true sums the factors of Eq. 7 as printed: remove weighting_options")
     if chosen.distillation.fresh or task.config.model.buffers == "local":
         raise FedstillError(
-            "secure = true has every client speak once, with the model that it trained: it goes with neither "
-            "distillation.fresh nor model.buffers = 'local'"
+            "secure = true asks every client once, for predictions of the model that it trained: remove "
+            "distillation.fresh and model.buffers = 'local'"
         )
     if chosen.merge not in ("uniform", "examples"):
-        raise FedstillError(f"secure = true sums models that nobody sees, and merge = '{chosen.merge}' looks at them")
+        raise FedstillError(f"secure = true hides the models that merge = '{chosen.merge}' needs: use 'uniform' or 'examples'")
     if any(binary_weights(task.networks.get(name)) for name in task.networks.prototypes):
-        raise FedstillError("secure = true sums weights, which 1-bit clients do not send")
+        raise FedstillError("secure = true sums weights, which 1-bit clients do not send: use another architecture")
 
 
 # -- the exchanges ---------------------------------------------------------------------------------------------------------
 
 
 def phases(system: DaFKD, round: int) -> Sequence[str]:
-    """One for the keys, one for the masked weights, and where the round distils one for the masked predictions."""
+    """One for the keys, one for the masked weights and, if the round distils, one for the masked predictions."""
     return ("train", SHARE, SPEAK) if system.distils(round) else ("train", SHARE)
 
 
 def required(phase: str) -> Sequence[str]:
-    """The tensor groups of a reply: none with a key, then masked weights, then masked predictions."""
+    """The tensor groups of a reply: none in the first exchange (a key), then masked weights, then masked predictions."""
     return {"train": (), SHARE: ("shared_model", "shared_generator"), SPEAK: ("answers",)}[phase]
 
 
 def expected(system: DaFKD, server: Server, client: str) -> dict[str, State]:
-    """The names, shapes and types of what is masked."""
+    """The names, shapes and types of the masked tensors."""
     answers = torch.empty(system.options.source.size, len(system.task.classes) + 1, device="meta")
     hidden: dict[str, State] = {
         "shared_model": server.models[system.task.clients[client].prototype],
@@ -97,24 +97,24 @@ def without_key(message: Message) -> bool:
 
 
 def withhold(reply: Message, client: Client) -> Message:
-    """First exchange: a public key in place of what was trained, which waits in the client's memory."""
+    """First exchange: a public key instead of the trained weights, which stay in the client's memory."""
     secret, public = key_pair()
     kept = client.memory.with_parts(trained=reply.group("model"), made=reply.group("generator"), secret=f"{secret:x}")
     wrong = not_finite(kept)
-    if wrong is not None:  # masked, nobody would see it
+    if wrong is not None:  # the mask would hide it from the server
         raise FedstillError(f"its training diverged: '{wrong}' is not finite")
     client.memory = kept
     return Message.of(key=f"{public:x}", samples=reply.values["samples"], loss=reply.values["loss"])
 
 
 def train(system: DaFKD, message: Message, client: Client, phase: str) -> Message:
-    """What a client answers after the first exchange."""
+    """A client's reply in the exchanges after the first."""
     return masked_weights(system, message, client) if phase == SHARE else masked_predictions(system, message, client)
 
 
 def masked_weights(system: DaFKD, message: Message, client: Client) -> Message:
-    """Second exchange: the client's share of Eq. 4 and 6, masked. Only sums of models may be known: from a client's own the
-    server would have its soft predictions, and with them linear equations for its factors."""
+    """Second exchange: the client's share of Eq. 4 and 6, masked. The server may know only sums of models: a client's own model
+    would give it the client's soft predictions, and with them linear equations for its factors."""
     secret, keys = int(str(client.memory.values["secret"]), 16), keys_in(message)
     mates = {name: keys[name] for name in json.loads(str(message.values["mates"]))}  # those of the same architecture
 
@@ -138,8 +138,8 @@ def masked_weights(system: DaFKD, message: Message, client: Client) -> Message:
 def masked_predictions(system: DaFKD, message: Message, client: Client) -> Message:
     """Third exchange: ``f(theta_k; x_i) s(w_k; x_i)`` and ``f(theta_k; x_i)`` of the common samples, masked.
 
-    The paper sends the product in the clear; as soft predictions sum to one, its sum over the classes *is* the factor. So the
-    product is masked as well, and the server learns nothing but the sums over the clients.
+    The paper sends the product in the clear. Soft predictions sum to one, so the product's sum over the classes *is* the factor.
+    Here the product is masked as well, and the server learns only the sums over the clients.
     """
     task, options = system.task, system.options
     generator = system.own_generator(message.group("generator"))
@@ -164,7 +164,7 @@ def masked_predictions(system: DaFKD, message: Message, client: Client) -> Messa
 
 
 def keys_in(message: Message) -> dict[str, int]:
-    """Everyone's public keys, as the server sent them."""
+    """All clients' public keys, as sent by the server."""
     return {name: int(key, 16) for name, key in json.loads(str(message.values["keys"])).items()}
 
 
@@ -180,8 +180,8 @@ def forgotten(memory: Message, *names: str) -> Message:
 
 
 def instruct(system: DaFKD, server: Server, client: str, round: Round) -> Message:
-    """After the first exchange: everyone's keys, with the client's shares in the sums, or the common samples' generator and
-    seed."""
+    """Messages after the first exchange: all keys, with the client's shares in the sums or with the generator and the seed of the
+    common samples."""
     keys = json.dumps(server.values["keys"])
     if round.phase == SHARE:
         own, whole = server.values["shares"][client]
@@ -193,18 +193,18 @@ def instruct(system: DaFKD, server: Server, client: str, round: Round) -> Messag
 
 
 def fuse(system: DaFKD, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-    """What the server does after each exchange."""
+    """The server's step after each exchange."""
     step = {"train": collect_keys, SHARE: sum_weights, SPEAK: sum_predictions}[round.phase]
     return step(system, server, replies, round)
 
 
 def collect_keys(system: DaFKD, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-    """After the first exchange: who takes part, with which key, and each one's share in the sums of Eq. 4 and 6."""
+    """After the first exchange: the clients that take part, their keys, and their shares in the sums of Eq. 4 and 6."""
     groups = {name: [r for r in replies if r.prototype == name] for name in {r.prototype for r in replies}}
     lonely = sorted(name for name, group in groups.items() if len(group) < 2)
     if lonely:
         raise FedstillError(
-            f"round {round.number}: secure = true hides a client among others, and only one replied with {', '.join(lonely)}"
+            f"round {round.number}: secure = true hides a client among others, but only one replied with {', '.join(lonely)}"
         )
     weigh = by_examples if system.options.merge == "examples" else uniform
     shares = {reply.client: [0.0, share] for reply, share in zip(replies, weigh(replies), strict=True)}
@@ -216,7 +216,7 @@ def collect_keys(system: DaFKD, server: Server, replies: Sequence[Reply], round:
 
 
 def sum_weights(system: DaFKD, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-    """After the second exchange: the averages, of which the server knows no part, and where the students start."""
+    """After the second exchange: the averages, whose terms the server does not know, and where the students start."""
     check_complete(server, replies, round, "share its weights")
     generator = unmasked_state([r.part("shared_generator") for r in replies], server.parts["generator"])  # Eq. 4
     merged = dict(server.models)
@@ -233,12 +233,12 @@ def sum_weights(system: DaFKD, server: Server, replies: Sequence[Reply], round: 
 
 
 def sum_predictions(system: DaFKD, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-    """After the third exchange: masks cancel in the sum over the clients; then Eq. 7 and 8 as ever."""
+    """After the third exchange: the masks cancel in the sum over the clients; then Eq. 7 and 8 as usual."""
     check_complete(server, replies, round, "speak")
     task, options = system.task, system.options.distillation
     sums = unmasked_sum(reply.part("answers")["masked"] for reply in replies).float().to(task.device)
     mass = sums[:, -1:]
-    nobody = mass.new_empty(len(mass), 0)  # no client's own weights are known
+    nobody = mass.new_empty(len(mass), 0)  # the weights of single clients are unknown
     table = scored_table(sums[:, :-1], mass, nobody, space=system.space, temperature=options.temperature)
     samples = system.draw(Server({}, {"generator": server.parts["pool-generator"]}), round)
     models = learn(task, server.models, samples, table, options, round, view=system.view)
@@ -249,7 +249,7 @@ def sum_predictions(system: DaFKD, server: Server, replies: Sequence[Reply], rou
 
 
 def check_complete(server: Server, replies: Sequence[Reply], round: Round, what: str) -> None:
-    """Masks cancel only where everyone who gave a key has answered."""
+    """Refuse incomplete replies: the masks cancel only if every client that sent a key has replied."""
     missing = server.values["keys"].keys() - {reply.client for reply in replies}
     if missing:
         raise FedstillError(

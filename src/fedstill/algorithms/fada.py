@@ -1,15 +1,15 @@
 """FADA: adversarial alignment of every source with the target through features, not data.
 
 Peng et al., Federated Adversarial Domain Adaptation, ICLR 2020. In terms of our networks: G is the backbone, the neck is the
-disentangler's domain-invariant branch (give it a layer with ``model.options = { bottleneck = 256 }``), C is the head; a source
-has besides the domain-specific branch, the identifiers DI (domain) and CI (class), the reconstructor R and the estimator M of
+disentangler's domain-invariant branch (give it a layer with ``model.options = { bottleneck = 256 }``), and C is the head. A
+source also has the domain-specific branch, the identifiers DI (domain) and CI (class), the reconstructor R and the estimator M of
 mutual information. A synchronisation:
 
-* the server sends the target model and features ``G_t(x_t)`` of some target samples; no sample, of either side, travels;
+* the server sends the target model and features ``G_t(x_t)`` of some target samples; neither side sends samples;
 * a source trains ``n`` batches, alternating: the critics DI, CI and M learn (M *ascends* its bound); then G, the disentangler, C
   and R descend ``CE + align * fool(DI) + entropy * confuse(CI) + information * I(f_di; f_ds) + reconstruction * |R - f|^2``;
-* the server weighs the sources by dynamic attention, ``softmax`` of how much each source's update tightens the k-means clusters
-  of the target's features, merges them so, and trains G_t to fool the sources' DI.
+* the server weights the sources by dynamic attention, the ``softmax`` of how much each source's update tightens the k-means
+  clusters of the target's features, merges them with these weights, and trains G_t to fool the sources' DI.
 
 The paper synchronises after every batch. ``sync_every = n`` does so every n batches, as further exchanges of the same round.
 """
@@ -47,10 +47,10 @@ __all__ = ["FADA", "Critics", "FADAOptions", "attention", "mutual_information", 
 
 
 class FADAOptions(Options):
-    """Weights and rates are those of the modules in the authors' related code (DAL, digits); no code of FADA itself is public."""
+    """Weights and rates are from the authors' related code (DAL, digits); there is no public code of FADA itself."""
 
     sync_every: Positive = 1
-    """Batches between synchronisations. The paper's 1 makes a round of as many exchanges as batches."""
+    """Batches between synchronisations. With 1, as in the paper, a round has as many exchanges as batches."""
 
     align: Annotated[float, Field(ge=0)] = 0.01
     """Weight of fooling the domain identifier."""
@@ -59,32 +59,32 @@ class FADAOptions(Options):
     """Weight of confusing the class identifier on domain-specific features."""
 
     information: Annotated[float, Field(ge=0)] = 1e-4
-    """Weight of the mutual information of domain-invariant and domain-specific features."""
+    """Weight of the mutual information between domain-invariant and domain-specific features."""
 
     reconstruction: Annotated[float, Field(ge=0)] = 0.01
-    """Weight of the squared error when both kinds of features reconstruct the backbone's."""
+    """Weight of the squared error of reconstructing the backbone's features from both kinds."""
 
-    # The sum grows with the scale of the features and the number of samples, and its softmax picks whichever source has the
-    # smallest features; hence the share.
+    # The sum grows with the scale of the features and the number of samples, so its softmax picks the source with the smallest
+    # features. The share does not.
     attention: Literal["share", "sum", "uniform"] = "share"
-    """How sources are weighed: by how much their update tightens the clusters of the target's features, measured by the
-    within-cluster sum of squares (``sum``, the paper) or by its share in the total (``share``); or all alike (``uniform``)."""
+    """How sources are weighted: by how much their update tightens the clusters of the target's features, measured by the
+    within-cluster sum of squares (``sum``, the paper) or by its share in the total (``share``), or equally (``uniform``)."""
 
     clusters: Positive | None = None
-    """Clusters of k-means in the attention; the number of classes if not set."""
+    """Number of k-means clusters in the attention; the number of classes if not set."""
 
     attended: Positive = 512
-    """Target samples that the attention looks at."""
+    """Number of target samples for the attention."""
 
     width: Positive = 256
     """Width of the hidden layers of the identifiers and of the estimator of mutual information (DAL: 256, 512)."""
 
     optimizer: Optimizer = Optimizer(name="adam", lr=2e-4, weight_decay=5e-4)
-    """Optimiser of all that a source has besides its model: the critics, the domain-specific branch and the reconstructor."""
+    """Optimiser of a source's other modules: the critics, the domain-specific branch and the reconstructor."""
 
 
 class Critics(nn.Module):
-    """What a source has besides its classifier: the domain-specific branch, R, and the critics DI, CI and M."""
+    """A source's modules besides its classifier: the domain-specific branch, R, and the critics DI, CI and M."""
 
     def __init__(self, backbone: int, invariant: int, classes: int, width: int) -> None:
         super().__init__()
@@ -103,14 +103,14 @@ class Critics(nn.Module):
         return [p for part in (self.domain, self.label, self.information) for p in part.parameters()]
 
     def helpers(self) -> list[nn.Parameter]:
-        """The parameters that descend with the features."""
+        """The parameters that are trained together with the features."""
         return [p for part in (self.specific, self.reconstructor) for p in part.parameters()]
 
 
 def mutual_information(estimator: nn.Module, one: Tensor, other: Tensor, rng: torch.Generator) -> Tensor:
-    """MINE's lower bound ``E[T(x, y)] - log E[exp T(x, y')]``, ``y'`` being ``y`` in another order.
+    """MINE's lower bound ``E[T(x, y)] - log E[exp T(x, y')]``, where ``y'`` is ``y`` in another order.
 
-    >>> same = lambda pairs: pairs.sum(1, keepdim=True) * 0 + 3.0  # an estimator that knows nothing
+    >>> same = lambda pairs: pairs.sum(1, keepdim=True) * 0 + 3.0  # a constant estimator
     >>> round(float(mutual_information(same, torch.ones(4, 2), torch.ones(4, 2), torch.Generator())), 6)
     0.0
     """
@@ -174,28 +174,28 @@ class FADA(Algorithm[FADAOptions]):
         self.prototype: str = task.networks.prototypes[0]
 
     def batches_a_round(self) -> int:
-        """What the largest client trains in a round; all train so many batches."""
+        """The number of batches that every client trains in a round: that of the largest client."""
         most = max(info.samples for info in self.task.clients.values())
         return self.local.steps or self.local.epochs * -(-most // self.local.batch_size)
 
     def phases(self, round: int) -> Sequence[str]:
-        """One exchange a synchronisation."""
+        """One exchange per synchronisation."""
         return [f"sync-{i}" for i in range(-(-self.batches_a_round() // self.options.sync_every))]
 
     def steps(self, phase: str) -> int:
-        """The batches until the next synchronisation."""
+        """The number of batches until the next synchronisation."""
         done = int(phase.removeprefix("sync-")) * self.options.sync_every
         return min(self.options.sync_every, self.batches_a_round() - done)
 
     def critics(self, network: Network, inside: int, name: str) -> Critics:
-        """A source's further modules with their first weights, for a backbone whose features have ``inside`` numbers."""
+        """A source's other modules with initial weights, for a backbone with features of width ``inside``."""
         device = next(network.parameters()).device
         with seeded(subseed(self.task.seed, "critics", name)):
             return Critics(inside, network.feature_dim, network.classes, self.options.width).to(device)
 
     @cached_property
     def backbone_width(self) -> int:
-        """How many numbers the backbone makes of a sample."""
+        """The width of the backbone's features."""
         network = self.task.networks.get(self.prototype)
         assert self.task.pool is not None, "a target domain is a pool"
         return apply(network.backbone, network, self.task.pool.samples.take(torch.arange(1))).shape[1]
@@ -210,8 +210,8 @@ class FADA(Algorithm[FADAOptions]):
         wanted = min(len(pool), self.steps(round.phase) * self.local.batch_size)
         index = torch.randperm(len(pool), generator=round.rng("features", round.phase, client))[:wanted]
         device = next(network.parameters()).device
-        # by batch statistics, as the source's own features and those of `align`: DI is to tell domains apart, not modes. Without
-        # dropout: these features are sent, and a source would learn from the same random holes in every step.
+        # with batch statistics, as for the source's own features and in `align`: DI must distinguish domains, not modes. Without
+        # dropout: these features are sent, and a source would learn from the same dropout mask in every step.
         network.train()
         without_dropout(network)
         with torch.no_grad(), generated_statistics(network, "batch"):
@@ -222,7 +222,7 @@ class FADA(Algorithm[FADAOptions]):
     # -- the source ----------------------------------------------------------------------------------------------------------
 
     def train(self, message: Message, client: Client, phase: str = "sync-0") -> Message:
-        """Critics and model in turn, for the batches of this synchronisation."""
+        """Train critics and model in turn, for the batches of this synchronisation."""
         options, local = self.options, self.local
         network = client.task.networks.load(client.prototype, message.group("model"))
         device = next(network.parameters()).device
@@ -237,7 +237,7 @@ class FADA(Algorithm[FADAOptions]):
         )
         helper_step = make_optimizer(options.optimizer, critics.helpers())
         judge_step = make_optimizer(options.optimizer, critics.judges())
-        if phase != "sync-0":  # a synchronisation interrupts a round's training, it does not begin another
+        if phase != "sync-0":  # training continues across the synchronisations of a round
             restore_optimizer(model_step, network.named_parameters(), kept.group("optimizer"))
             restore_optimizer(helper_step, critics.named_parameters(), kept.group("helpers"))
             restore_optimizer(judge_step, critics.named_parameters(), kept.group("judges"))
@@ -246,7 +246,8 @@ class FADA(Algorithm[FADAOptions]):
         assert data.y is not None, "a source has labels"
         network.train()
         loss = torch.tensor(float("nan"))
-        for index in batches(len(data), local.batch_size, rng, steps=self.steps(phase), least=2):  # one has no batch statistics
+        # one sample has no batch statistics, hence at least two
+        for index in batches(len(data), local.batch_size, rng, steps=self.steps(phase), least=2):
             x = network.normalise(varied(network, data, index.to(device), local, rng))
             y = data.y[index.to(device)]
             f_target = target[torch.randint(len(target), (len(index),), generator=rng).to(device)]
@@ -277,7 +278,7 @@ class FADA(Algorithm[FADAOptions]):
     # -- the target ----------------------------------------------------------------------------------------------------------
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Attend, merge, and let the target's backbone fool the sources' identifiers."""
+        """Compute the attention, merge, and train the target's backbone to fool the sources' identifiers."""
         weights = self.attend(server, replies, round)
         by_name = {reply.client: weight for reply, weight in zip(replies, weights, strict=True)}
         round.note(weights=by_name)
@@ -288,11 +289,11 @@ class FADA(Algorithm[FADAOptions]):
         return Server({self.prototype: clone(network.state_dict())}, {**server.parts, "optimizer": memory}, server.values)
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
-        """The domain identifier must be one; the model is checked by its architecture."""
+        """The domain identifier must have the expected shapes; the model is checked against its architecture."""
         found = {name: tuple(tensor.shape) for name, tensor in message.group("domain").items()}
         width, inside = self.options.width, self.backbone_width
         expected = {"0.weight": (width, inside), "0.bias": (width,), "2.weight": (1, width), "2.bias": (1,)}
-        return None if found == expected else "the domain identifier in the reply has another shape"
+        return None if found == expected else "the domain identifier in the reply has the wrong shape"
 
     def attend(self, server: Server, replies: Sequence[Reply], round: Round) -> list[float]:
         """The sources' attention: how much tighter each one's update makes the clusters of the target's features."""
@@ -317,8 +318,9 @@ class FADA(Algorithm[FADAOptions]):
     def align(
         self, network: Network, replies: Sequence[Reply], weights: Sequence[float], round: Round, memory: State | None = None
     ) -> State:
-        """G_t learns to be taken for each source, weighed by attention; returns what its optimiser remembers. BatchNorm
-        statistics move from the sources' towards the target's, the further the more batches lie between synchronisations."""
+        """Train G_t so that each source's DI takes its features for the source's, weighted by attention. Returns the optimiser's
+        state. BatchNorm statistics move from the sources' towards the target's, the further the more batches there are between
+        synchronisations."""
         pool = self.task.pool
         assert pool is not None, "a target domain is a pool"
         device = next(network.parameters()).device
@@ -329,8 +331,8 @@ class FADA(Algorithm[FADAOptions]):
             critics.domain.load_state_dict(state)
             identifiers.append(critics.domain.requires_grad_(False))
         inside = {id(p) for part in (network.neck, network.head) for p in part.parameters()}
-        # the sources' own step: `align` weighs fooling against their cross-entropy, which an optimiser of its own would undo
-        # (Adam does not see a factor in front of its loss)
+        # with the sources' optimiser: `align` weights fooling against their cross-entropy, and a separate optimiser could undo
+        # this weight (a factor of the loss has no effect on Adam)
         rate = learning_rate(self.local.optimizer.lr, self.local.schedule, round.number, round.total)
         below = [p for p in network.parameters() if id(p) not in inside]
         step = make_optimizer(self.local.optimizer, below, rate * self.local.backbone_rate)
@@ -349,16 +351,16 @@ class FADA(Algorithm[FADAOptions]):
 def critic_loss(
     critics: Critics, f: Tensor, f_di: Tensor, f_ds: Tensor, f_target: Tensor, y: Tensor, rng: torch.Generator
 ) -> Tensor:
-    """What DI, CI and M descend, on features that are not theirs to change: ``-log DI(f_s) - log(1 - DI(f_t))``, the class
-    from domain-specific features, and *minus* the bound on mutual information, which M thereby ascends."""
+    """The loss that DI, CI and M minimise, on fixed features: ``-log DI(f_s) - log(1 - DI(f_t))``, the cross-entropy of the class
+    from domain-specific features, and *minus* the bound on mutual information, which M thereby maximises."""
     domain = F.softplus(-critics.domain(f)).mean() + F.softplus(critics.domain(f_target)).mean()
     label = F.cross_entropy(critics.label(f_ds), y)
     return domain + label - mutual_information(critics.information, f_di, f_ds, rng)
 
 
 def feature_loss(critics: Critics, f: Tensor, f_di: Tensor, f_ds: Tensor, options: FADAOptions, rng: torch.Generator) -> Tensor:
-    """What the features descend besides cross-entropy: DI takes them for the target's, CI learns nothing from the
-    domain-specific ones (cross-entropy to uniform), the branches share no information, and together they give f back."""
+    """The loss that the features minimise besides cross-entropy: DI takes them for the target's, CI learns nothing from the
+    domain-specific ones (cross-entropy to uniform), the branches share no information, and together they reconstruct f."""
     fool = F.softplus(critics.domain(f)).mean()  # -log(1 - DI(G(x_s)))
     confuse: Tensor = -critics.label(f_ds).log_softmax(1).mean()
     shared = mutual_information(critics.information, f_di, f_ds, rng)

@@ -1,7 +1,7 @@
 """FD: clients exchange their mean predictions of each label.
 
 Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under Non-IID Private
-Data, 2018. While it trains, a client averages its outputs by the true label; the server tells each client the mean of the
+Data, 2018. While it trains, a client averages its outputs by the true label. The server sends each client the mean of the
 *others'* averages, which the client then learns from as well:
 
     before:  CE(f(x), y)
@@ -38,9 +38,9 @@ class FDOptions(PersonalOptions):
 
 
 def leave_one_out(means: Tensor, held: Tensor, own: int | None) -> tuple[Tensor, Tensor]:
-    """What client ``own`` is told of every label: the mean over the *other* holders of the label, and whether there are any.
+    """For client ``own`` and every label: the mean over the *other* holders of the label, and whether there are any.
 
-    ``means`` is (clients, labels, classes), ``held`` (clients, labels). A client that was not heard (None) gets the mean of all.
+    ``means`` is (clients, labels, classes), ``held`` (clients, labels). A client without a reply (None) gets the mean of all.
 
     >>> means = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[9.0, 9.0]]])  # one label
     >>> told, known = leave_one_out(means, torch.tensor([[True], [True], [False]]), 0)
@@ -56,7 +56,7 @@ def leave_one_out(means: Tensor, held: Tensor, own: int | None) -> tuple[Tensor,
 
 
 def label_means(classes: int, space: str, gamma: float, told: State) -> tuple[Term, Tensor, Tensor]:
-    """The term that learns from what was ``told`` and, on the way, sums up the outputs by label; with the sums and the counts."""
+    """A term that learns from the received means (``told``) and sums the outputs by label as it runs; the sums; the counts."""
     sums, counts = torch.zeros(classes, classes), torch.zeros(classes)
     target = told["means"] if told else None
     if target is not None and space == "logits":
@@ -88,17 +88,17 @@ class FD(PersonalModels[FDOptions]):
     Options = FDOptions
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
-        """The others' mean of each label; nothing in the first round."""
+        """The others' mean of each label; empty in the first round."""
         if not server.parts:
             return Message()
         means, held = server.parts["means"], server.parts["held"]
-        names = sorted(means)  # a sum in one order, also after a resume
+        names = sorted(means)  # always summed in the same order, also after a resume
         own = names.index(client) if client in names else None
         told, known = leave_one_out(torch.stack([means[n] for n in names]), torch.stack([held[n] for n in names]), own)
         return Message.of(told={"means": told, "known": known})
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """Local training with the term; the outputs of the round, averaged by label."""
+        """Train with the term; reply with the outputs of the round, averaged by label."""
         network = self.own_network(client)
         options, classes = self.options, len(self.task.classes)
         term, sums, counts = label_means(classes, options.space, options.gamma, message.group("told"))
@@ -107,17 +107,17 @@ class FD(PersonalModels[FDOptions]):
         return self.answer(network, client, done).with_parts(predictions=predictions)
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
-        """A vector for every label, and which labels the client has."""
+        """The predictions must hold a vector for every label, and the labels that the client has."""
         classes, predictions = len(self.task.classes), message.group("predictions")
         if predictions.keys() != {"means", "held"}:
             return "predictions should be 'means' and 'held'"
         means, held = predictions["means"], predictions["held"]
         if means.shape != (classes, classes) or held.shape != (classes,) or held.dtype != torch.bool:
-            return f"wrong shape: the means of {classes} labels are expected"
+            return f"wrong shape: expected the means of {classes} labels"
         return None
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Keep everyone's predictions; each client's own part is left out when it is told."""
+        """Keep all clients' predictions; ``instruct`` leaves out the receiving client's own."""
         predictions = {reply.client: reply.part("predictions") for reply in replies}
         parts = {kind: {name: parts[kind] for name, parts in predictions.items()} for kind in ("means", "held")}
         return Server({}, parts, {"accuracies": self.reported(server, replies, round)})
