@@ -136,7 +136,7 @@ def test_rounds_that_end_within_a_cycle_warn(tmp_path):
     algorithm, context = create(task), Round(1, 4, 0, "body.0")
     layer = {"weight": torch.ones(16, 64), "bias": torch.zeros(16)}
     algorithm.fuse(algorithm.start(), [reply("optdigits-0", layer=layer)], context)
-    assert "the last 1 change no model" in context.notes["warnings"][0]
+    assert "the last 1 have no effect" in context.notes["warnings"][0]
 
 
 def test_several_architectures_are_refused():

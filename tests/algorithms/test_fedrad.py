@@ -58,7 +58,7 @@ def test_feddf_with_the_median_is_fedrad_without_scores(tiny, tmp_path):
 
 def test_fresh_inputs_are_refused(tiny):
     config = tiny(data={"holdout": 0.3}, algorithm={"name": "fedrad", "distillation": {"fresh": True}})
-    with pytest.raises(FedstillError, match="one pool a round"):
+    with pytest.raises(FedstillError, match="one fixed pool"):
         create(Task(config))
 
 
@@ -77,7 +77,7 @@ def test_steps_count_where_they_are_given_and_epochs_where_they_are_not():
 
 def test_another_merge_is_refused():
     config = tiny_config(data={"server": "embedded:rotated"}, algorithm={"name": "fedrad", "merge": "uniform"})
-    with pytest.raises(FedstillError, match="has no place"):
+    with pytest.raises(FedstillError, match="remove merge"):
         create(Task(config))
 
 

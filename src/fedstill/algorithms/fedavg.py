@@ -32,7 +32,7 @@ class FedAvgOptions(Options):
     """How the clients' models become one."""
 
     merge: MergeName = "examples"
-    """How the clients' models are merged: weighed by their numbers of examples in the paper."""
+    """How the clients' models are merged; in the paper, weighted by their numbers of examples."""
 
     drop_worst: DropWorst | None = None
     """Leave out clients that predict no better than chance (FedDF, Table 3); needs ``data.validation``."""
@@ -42,7 +42,7 @@ class FedAvgOptions(Options):
     NeurIPS 2021)."""
 
     calibration: Calibration = Calibration()
-    """How that is done."""
+    """How the head is retrained (``calibrate``)."""
 
 
 FedAvgT = TypeVar("FedAvgT", bound=FedAvgOptions, covariant=True, default=FedAvgOptions)
@@ -63,23 +63,23 @@ class FedAvg(Algorithm[FedAvgT]):
         super().__init__(task, options)
         check_worst(task, self.options.drop_worst)
         if self.options.calibrate and not self.calibrates:
-            raise FedstillError(f"{self.title} trains the average further by itself: calibrate is for averaging alone")
+            raise FedstillError(f"{self.title} already trains further than the average: remove calibrate")
 
     def phases(self, round: int) -> Sequence[str]:
-        """One exchange; another where the head is then calibrated."""
+        """One exchange, and another if the head is then calibrated."""
         due = self.options.calibration.when == "every" or round == self.task.config.rounds
         return ("train", DESCRIBE) if self.options.calibrate and due else ("train",)
 
     def required(self, phase: str) -> Sequence[str]:
-        """Statistics in the second exchange, else the model."""
+        """Statistics in the second exchange, otherwise the model."""
         return ("statistics",) if phase == DESCRIBE else super().required(phase)
 
     def terms(self, message: Message, client: Client) -> Sequence[Term]:
-        """What the local objective has besides cross-entropy."""
+        """The terms of the local objective besides cross-entropy."""
         return ()
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """Local SGD from the global weights; in the second exchange, what the client's features are under the average."""
+        """Local SGD from the global weights; in the second exchange, statistics of the client's features under the average."""
         if phase == DESCRIBE:
             wanted = self.options.calibration.statistics.model_dump()
             return Message.of(statistics=make_report("statistics", message, client, wanted), samples=len(client.data))
@@ -95,7 +95,7 @@ class FedAvg(Algorithm[FedAvgT]):
         return reply_fault(self.task, client, part) if part else None
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """The weighted average, prototype by prototype; then its head is calibrated, where that is asked for."""
+        """The weighted average, prototype by prototype; with ``calibrate``, its head is then calibrated."""
         if round.phase == DESCRIBE:
             note_merged(self.task, server.models, round)
             models = calibrated(self.task, server.models, replies, self.options.calibration, round)
@@ -107,7 +107,7 @@ class FedAvg(Algorithm[FedAvgT]):
         return drop_worst(self.task, replies, self.options.drop_worst, round)
 
     def averaged(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """The average of all of these replies."""
+        """The average of these replies."""
         merged = make_merge(self.options.merge)(self.task, server, replies, round)
         note_shares(self.options.merge, replies, round)
         return Server(merged, server.parts, server.values)

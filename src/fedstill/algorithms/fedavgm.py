@@ -34,7 +34,7 @@ class FedAvgMOptions(FedAvgOptions):
 
 
 def momentum_step(before: State, average: State, velocity: State, beta: float, form: str, names: set[str]) -> tuple[State, State]:
-    """The next weights and velocity. Only the parameters in ``names`` have momentum; buffers are the average's.
+    """The next weights and velocity. Only the parameters in ``names`` have momentum; buffers are those of the average.
 
     >>> one, zero = {"w": torch.tensor([1.0])}, {"w": torch.tensor([0.0])}
     >>> w, v = momentum_step(one, zero, {"w": torch.tensor([1.0])}, 0.5, "heavy-ball", {"w"})
@@ -75,5 +75,5 @@ class FedAvgM(FedAvg[FedAvgMOptions]):
                 self.options.form,
                 weights,
             )
-            merged.models[name] = with_statistics(self.task, name, stepped)  # of the weights it ends with, not of the average
+            merged.models[name] = with_statistics(self.task, name, stepped)  # of the final weights, not of the average
         return Server(merged.models, parts, server.values)

@@ -1,9 +1,9 @@
-"""FedBE: distil an ensemble that is larger than the round, of models sampled around the clients'.
+"""FedBE: distil an ensemble that includes models sampled around the clients' models.
 
 Chen and Chao, FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning, ICLR 2021. Teachers are the average, all
-clients and samples of a posterior over weights fitted to the clients; the student starts from the average, learns their mean
-prediction, sharpened, and is itself an average of weights along the way (SWA). With ``posterior = "swag"`` it is what FedDF's
-Table 7 calls SWAG.
+clients and samples from a posterior over weights fitted to the clients. The student starts from the average, learns the teachers'
+sharpened mean prediction, and is itself an average of its weights over training (SWA). With ``posterior = "swag"`` it is what
+FedDF's Table 7 calls SWAG.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["FedBE", "FedBEOptions"]
 
 
 class FedBEOptions(FedDFOptions):
-    """The paper's values; where it is silent, its authors' code's."""
+    """The values of the paper or, if it gives none, of the authors' code."""
 
     posterior: Literal["gaussian", "unit-gaussian", "dirichlet", "swag"] = "gaussian"
     """Where sampled teachers come from. ``gaussian``: mean and variance of the clients' weights. ``unit-gaussian``: of their
@@ -45,7 +45,7 @@ class FedBEOptions(FedDFOptions):
     the other defaults of FedDF's Table 7 and code."""
 
     samples: Annotated[int, Field(ge=0)] = 10
-    """Sampled teachers."""
+    """Number of sampled teachers."""
 
     scale: Annotated[float, Field(gt=0)] = 1.0
     """Factor of the variance (gaussian, swag); the SWAG paper has 0.5."""
@@ -58,7 +58,7 @@ class FedBEOptions(FedDFOptions):
     reads an argument that it never defines."""
 
     clients_teach: bool = True
-    """Whether the clients teach besides the samples."""
+    """Whether the clients teach, in addition to the samples."""
 
     average_teaches: bool = True
     """Whether the clients' average teaches as well."""
@@ -82,11 +82,11 @@ class FedBEOptions(FedDFOptions):
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the SWAG posterior brings with it."""
+        """The defaults that come with the SWAG posterior."""
         return SWAG if given.get("posterior") == "swag" else {}
 
 
-# the SWAG variant of FedDF's Table 7 (clients and samples teach) and of its code (the student, BatchNorm anew for each sample)
+# the SWAG variant of FedDF's Table 7 (clients and samples teach) and of its code (the student; BatchNorm re-estimated per sample)
 SWAG: Mapping[str, Any] = {
     "average_teaches": False,
     "recalibrate": True,
@@ -115,7 +115,7 @@ class FedBE(FedDF[FedBEOptions]):
         "weighting": "uniform over the average, the clients and sampled models",
         "distillation": "mean of probabilities, sharpened, KL, SGD, weight averaging",
     }
-    public_structure = False  # it samples models like the clients'
+    public_structure = False  # it samples models of the clients' architectures
     Options = FedBEOptions
 
     def teachers(self, server: Server, replies: Sequence[Reply], round: Round) -> list[Teacher]:
@@ -136,7 +136,7 @@ class FedBE(FedDF[FedBEOptions]):
         return teachers
 
     def sampler(self, name: str, group: Sequence[Reply], before: State, base: State) -> Callable[[torch.Generator], State]:
-        """A function from a random stream to a model of the posterior; buffers are always the average's."""
+        """A function that draws a model from the posterior, given a random stream; buffers are always those of the average."""
         wanted = self.options
         names = {key for key, _ in self.task.networks.get(name).named_parameters()}
         if wanted.posterior == "dirichlet":
@@ -151,10 +151,10 @@ class FedBE(FedDF[FedBEOptions]):
         return lambda rng: gaussian_sample(around, base, wanted.scale, rng)
 
     def calibrated(self, teacher: Teacher) -> Teacher:
-        """The same teacher with BatchNorm statistics of the server's own data."""
+        """The same teacher with BatchNorm statistics of the server's data."""
         return Teacher(teacher.name, lambda: recalibrate(teacher.load(), self.task.statistics_data))
 
 
 def _sampled(sample: Callable[[torch.Generator], State], round: Round, prototype: str, number: int) -> State:
-    # a stream of its own, so that a sampled teacher says the same whenever it is loaded
+    # its own stream, so that a sampled teacher is the same whenever it is loaded
     return sample(round.rng("posterior", prototype, number))

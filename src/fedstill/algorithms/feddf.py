@@ -2,7 +2,7 @@
 
 Lin, Kong, Stich and Jaggi, Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020. Algorithm 1 for one
 architecture; Algorithm 3 for several, where each prototype is averaged over its own clients and distilled from *all* received
-models. Every part is an option here, so this file is also the frame of the other systems that distil on the server.
+models. Every part is an option here, so other systems that distil on the server also build on this file.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ __all__ = ["FedDF", "FedDFOptions", "FedDFT"]
 
 
 class Personal(Part):
-    """How a client whose model is its own learns from the server's: ``weight * T^2 * KL(global || local)``."""
+    """How a client with its own model learns from the server's: ``weight * T^2 * KL(global || local)``."""
 
     weight: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the term; 0 leaves it out."""
+    """Weight of the term; 0 disables it."""
 
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Temperature T of both softmaxes."""
@@ -70,11 +70,11 @@ class FedDFOptions(Options):
     """How much each teacher counts for each sample."""
 
     weighting_options: dict[str, Any] = {}
-    """Options of the weighting; those of each are listed with the weightings."""
+    """Options of the weighting, listed with each weighting."""
 
     ensemble: Space = "logits"
-    """What is averaged over the teachers: their logits (FedDF's AVGLOGITS), their probabilities, or the divergences from each of
-    them."""
+    """What is averaged over the teachers: their logits (FedDF's AVGLOGITS), their probabilities, or the divergences from each
+    teacher."""
 
     distillation: Distillation = Distillation()
     """How the student learns."""
@@ -89,15 +89,15 @@ class FedDFOptions(Options):
     """MOON's term in the clients' objective."""
 
     line: Line | Literal[False] = Line()
-    """What is delivered and carried on: points between the average and the student that a judge compares. ``false`` takes the
-    student as it is, which is the paper's own form."""
+    """How far a round goes from the average to the student: a judge compares points between them. ``false`` takes the student
+    itself, as in the paper."""
     personal: Personal = Personal()
     """How clients learn from the server's model if they keep their own (``model.student``): the term ``weight * T^2 * KL(server
     || client)``."""
 
     @model_validator(mode="after")
     def _resolve(self) -> FedDFOptions:
-        """The weighting's own options, checked and complete."""
+        """Check and complete the weighting's options."""
         kind = options_kind(self.weighting)
         if kind is not None:
             found = validated(kind, self.weighting_options, "algorithm.weighting_options")
@@ -118,11 +118,11 @@ class FedDFPreset(FedDFOptions):
     """FedDF's own options."""
 
     preset: Literal["paper", "authors-code"] = "paper"
-    """``authors-code`` changes the paper's defaults to what the authors' code does (docs/feddf.md)."""
+    """``authors-code`` changes the paper's defaults to those of the authors' code (docs/feddf.md)."""
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The authors' code's defaults."""
+        """The defaults of the authors' code."""
         return AUTHORS_CODE if given.get("preset") == "authors-code" else {}
 
 
@@ -148,7 +148,7 @@ class FedDF(Algorithm[FedDFT]):
         check_worst(task, self.options.drop_worst)
         self.report = report_of(self.options.weighting)
         self.settings = dict(self.options.weighting_options)
-        self.described = reports_for(self.options.source)  # what the source draws from
+        self.described = reports_for(self.options.source)  # the reports that the source draws from
         self.personal = task.config.model.student is not None
         if self.personal and (self.options.proximal or self.options.contrastive or task.config.model.buffers == "local"):
             raise FedstillError(
@@ -161,12 +161,12 @@ class FedDF(Algorithm[FedDFT]):
         check_source(self.options.source, task)
         if self.report == "projection" and task.config.model.buffers == "local":
             raise FedstillError(
-                f"weighting = '{self.options.weighting}' compares features under one backbone, and model.buffers = 'local' gives "
+                f"weighting = '{self.options.weighting}' compares features under one backbone, but model.buffers = 'local' gives "
                 "every client its own: use 'average' or 'recalibrate'"
             )
 
     def needs_pool(self, task: Task) -> bool:
-        """Whether unlabelled data is wanted and the task has none."""
+        """Whether the source needs unlabelled data that the task does not have."""
         data = task.config.data
         shares = self.options.source.shares if self.options.source.kind == "mixture" else {"data": 1.0}
         return bool(shares.get("data")) and not (data.server or data.target or data.holdout)
@@ -189,8 +189,8 @@ class FedDF(Algorithm[FedDFT]):
         return Message.of(model=server.models[self.task.networks.student], prototype=self.task.networks.student)
 
     def update(self, message: Message, client: Client) -> Message:
-        """Train from the global weights; where models are personal, train on from the client's own with the global model as a
-        teacher, and keep the result."""
+        """Train from the global weights. If models are personal, continue from the client's own weights with the global model as
+        a teacher, and keep the result."""
         if not self.personal:
             return local_update(message, client, self.terms(message, client))
         teacher = client.task.networks.load(self.task.networks.student, message.group("model"), role="global")
@@ -204,7 +204,7 @@ class FedDF(Algorithm[FedDFT]):
     # -- the client (Algorithm 2) ------------------------------------------------------------------------------------------
 
     def terms(self, message: Message, client: Client) -> list[Term]:
-        """What the local objective has besides cross-entropy; FedDF itself adds nothing."""
+        """The terms of the local objective besides cross-entropy; FedDF itself adds none."""
         terms: list[Term] = []
         if self.options.proximal:
             terms.append(proximal(message.group("model"), self.options.proximal))
@@ -213,7 +213,7 @@ class FedDF(Algorithm[FedDFT]):
         return terms
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """Local training, and the report that the weighting asks for."""
+        """Local training, and the reports that the weighting and the source need."""
         early = self.reported(message, client, late=False)
         early |= {name: make_report(name, message, client, self.options.source.options or {}) for name in self.described}
         reply = self.update(message, client)
@@ -222,7 +222,7 @@ class FedDF(Algorithm[FedDFT]):
         return reply.with_parts(**early, **self.reported(message, client, late=True))
 
     def reported(self, message: Message, client: Client, late: bool) -> dict[str, State]:
-        """What the weighting asks for, if it is made with the weights as received, or ``late`` with those just trained."""
+        """The report that the weighting needs, if it is made with the received weights, or if ``late`` with the trained ones."""
         if self.report is None or after_training(self.report) != late:
             return {}
         return {self.report: make_report(self.report, message, client, self.settings)}
@@ -241,7 +241,7 @@ class FedDF(Algorithm[FedDFT]):
     # -- the server (Algorithm 1, lines 6 to 10; Algorithm 3) ----------------------------------------------------------------
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Average each prototype over its own clients, then distil every one from all of them."""
+        """Average each prototype over its own clients, then distil each from all received models."""
         return self.fused(server, self.trusted(replies, round), round)
 
     def trusted(self, replies: Sequence[Reply], round: Round) -> Sequence[Reply]:
@@ -273,7 +273,7 @@ class FedDF(Algorithm[FedDFT]):
             else None,
             snapshots=self.snapshots,
         )
-        if not self.personal:  # a public structure is nobody's average
+        if not self.personal:  # a public structure is not an average of clients
             round.offer(merged, models, held)
         return Server({**merged, **models}, server.parts, server.values)
 
@@ -282,21 +282,21 @@ class FedDF(Algorithm[FedDFT]):
         """How many early states of a student are judged."""
         wanted = self.options.line.snapshots if self.options.line and not self.personal else 0
         if wanted and self.options.distillation.student_norm != "frozen":
-            raise FedstillError("line.snapshots needs student_norm = 'frozen', as others get their statistics at the end")
+            raise FedstillError("line.snapshots needs student_norm = 'frozen': otherwise statistics are set only at the end")
         return wanted
 
     def draw(self, server: Server, round: Round, replies: Sequence[Reply] = ()) -> Samples:
-        """Line 8: the samples that the teachers speak about."""
+        """Line 8: the samples that the teachers predict."""
         if "statistics" in self.described:
             note_statistics(replies, round)
         return draw(self.options.source, self.task, self.source_rng(round), self.generator(server), replies)
 
     def feature_width(self, client: str) -> int:
-        """The numbers that describe one of a client's samples: a frozen trunk's outputs, or the features before the head."""
+        """The width of the vectors that a client's statistics describe: a frozen trunk's outputs, or features before the head."""
         return statistics_width(self.task, client)
 
     def generator(self, server: Server) -> nn.Module | None:
-        """The system's own generator where it has one, or the frozen one that ``source.generator`` names."""
+        """The system's own generator if it has one, or the frozen one that ``source.generator`` names."""
         return self.frozen.module if self.frozen is not None else None
 
     @cached_property
@@ -306,29 +306,29 @@ class FedDF(Algorithm[FedDFT]):
         return frozen_generator(spec, self.task) if spec is not None else None
 
     def check_generator(self) -> None:
-        """Say of a frozen generator that does not fit, before anybody trains."""
+        """Refuse a frozen generator that does not fit, before any client trains."""
         if self.frozen is None or not self.frozen.features:
             return
         if self.options.source.kind != "generator" or self.report in ("projection", "discriminator"):
             raise FedstillError(
-                f"source.generator = '{self.options.source.generator}' makes features, which take source.kind = 'generator' "
-                "alone and a weighting that does not look at inputs, such as 'uniform'"
+                f"source.generator = '{self.options.source.generator}' makes features, which need source.kind = 'generator' "
+                "and a weighting that does not use inputs, such as 'uniform'"
             )
 
     def view(self, network: Network) -> Network:
-        """The part of a network that takes those samples: all of it, or the head alone where they are features before it."""
+        """The part of a network that takes the samples: all of it, or the head alone if they are features before it."""
         features = self.described or (self.frozen is not None and self.frozen.features)
         return HeadOnly(network) if features and not isinstance(network, Top) else network
 
     def merge(self, server: Server, replies: Sequence[Reply], round: Round) -> dict[str, State]:
-        """Line 6: the average of each prototype's clients, or another merge of the common set. A public structure that is
-        nobody's own carries on instead."""
+        """Line 6: the average of each prototype's clients, or another merge. A public structure stays unchanged, since no client
+        trains it."""
         if self.personal:
             return server.models
         return make_merge(self.options.merge)(self.task, server, replies, round)
 
     def teachers(self, server: Server, replies: Sequence[Reply], round: Round) -> list[Teacher]:
-        """Line 9: all received models, of all prototypes, except those that ``drop_worst`` does not let teach."""
+        """Line 9: all received models, of all prototypes, except those that ``drop_worst`` excludes from teaching."""
         return teachers_of(self.task, drop_teachers(self.task, replies, self.options.drop_worst, round))
 
     def weighting(self, server: Server, teachers: Sequence[Teacher], round: Round) -> Weighting:
@@ -347,8 +347,8 @@ class FedDF(Algorithm[FedDFT]):
         return make_weighting(self.options.weighting, context)
 
     def distillation(self, round: Round) -> Distillation:
-        """How the students learn in this round. A public structure gets no averaged BatchNorm statistics that could be frozen:
-        it takes the pool's."""
+        """How the students learn in this round. A public structure has no averaged BatchNorm statistics to freeze, so it takes
+        the pool's."""
         options = self.options.distillation
         if self.personal and options.student_norm == "frozen":
             return options.model_copy(update={"student_norm": "recalibrate"})
@@ -364,5 +364,5 @@ class FedDF(Algorithm[FedDFT]):
         return merged
 
     def source_rng(self, round: Round) -> torch.Generator:
-        """The stream that generated samples and noise come from; without ``redraw`` the same every round."""
+        """The random stream for generated samples and noise; without ``redraw``, the same every round."""
         return round.rng("source") if self.options.source.redraw else Round(0, round.total, round.seed).rng("source")

@@ -1,8 +1,8 @@
-"""FedFTG: fine-tune the average on hard samples of a generator, with an ensemble that is weighed class by class.
+"""FedFTG: fine-tune the average on hard samples from a generator, with an ensemble that is weighted class by class.
 
 Zhang et al., Fine-tuning Global Model via Data-Free Knowledge Distillation for Non-IID Federated Learning, CVPR 2022. On the
-server, generator and student play: the generator looks for samples on which student and clients disagree (hard samples) and which
-the clients can still tell the class of; the student learns the clients' word on them.
+server, generator and student play a game: the generator looks for samples on which student and clients disagree (hard samples)
+but which the clients can still classify; the student learns the clients' predictions of them.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ AUTHORS_CODE: Mapping[str, Any] = {
 
 
 class FedFTGOptions(FedAvgOptions):
-    """How generator and student play. The paper's three ideas, ``hard``, ``class_level`` and ``label_sampling``, can each be left
-    out."""
+    """How generator and student play. The paper's three ideas, ``hard``, ``class_level`` and ``label_sampling``, can each be
+    switched off."""
 
     preset: Literal["paper", "authors-code"] = "paper"
-    """``authors-code`` changes the paper's defaults to what the authors' code does (docs/dafkd.md)."""
+    """``authors-code`` changes the paper's defaults to those of the authors' code (docs/dafkd.md)."""
 
     generator: GeneratorPart = GeneratorPart(kind="conditional")
     """The generator, which must be conditional."""
@@ -88,40 +88,40 @@ class FedFTGOptions(FedAvgOptions):
     """Weight of the diversity loss in the generator's loss, lambda_dis."""
 
     class_level: bool = True
-    """Weigh clients class by class; otherwise by their numbers of examples."""
+    """Weight clients class by class; otherwise by their numbers of examples."""
 
     label_sampling: Literal["counts", "stratified", "uniform"] = "counts"
-    """Labels of generated samples: drawn in proportion to how many samples the clients have, shared out in that proportion
-    (``stratified``, the authors' code), or drawn uniformly."""
+    """Labels of generated samples: drawn in proportion to the clients' label counts (``counts``), allotted in that proportion
+    (``stratified``, the authors' code), or drawn uniformly (``uniform``)."""
 
     class_weights: ClassWeights = "sample"
     """How clients' weights for the classes enter the cross-entropy in the generator's loss. ``sample``: sample by sample, the
-    evident intent. ``authors-code``: the product of the mean weight and the mean loss, to which the code's shapes come."""
+    evident intent. ``authors-code``: the product of the mean weight and the mean loss, which the code's tensor shapes give."""
 
     gap: Literal["kl", "l1"] = "kl"
     """How the disagreement of student and client is measured. ``kl``: KL(student || client), the paper's divergence, whose
-    direction is not settled. ``l1``: the mean gap of the logits (the authors' code)."""
+    direction the paper leaves open. ``l1``: the mean absolute difference of the logits (the authors' code)."""
 
     reduction: Literal["batchmean", "mean"] = "batchmean"
     """``batchmean`` divides the student's loss by the number of samples, ``mean`` also by the number of classes (the authors'
     code)."""
 
     line: Line | Literal[False] = Line()
-    """What is delivered and carried on: points between the average and the fine-tuned model that a judge compares. ``false``
-    takes the fine-tuned model as it is, which is the paper's own form."""
+    """How far a round goes from the average to the fine-tuned model: a judge compares points between them. ``false`` takes the
+    fine-tuned model itself, as in the paper."""
     student_norm: Literal["frozen", "train"] = "frozen"
-    """BatchNorm of the student while it is tuned: running statistics kept, or batch statistics. The paper's models have no
-    BatchNorm."""
+    """BatchNorm of the student during fine-tuning: fixed running statistics (``frozen``), or batch statistics (``train``). The
+    paper's models have no BatchNorm."""
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The authors' code's defaults."""
+        """The defaults of the authors' code."""
         return AUTHORS_CODE if given.get("preset") == "authors-code" else {}
 
 
 def drawn_labels(counts: Tensor, n: int, kind: str, rng: torch.Generator) -> Tensor:
-    """Labels of ``n`` samples to generate, for the clients' counts (classes,). ``stratified`` gives every class the places
-    between the whole parts of its cumulative shares, in random order.
+    """Labels of ``n`` samples to generate, for the clients' counts (classes,). ``stratified`` gives every class the positions
+    between its rounded-down cumulative shares, in random order.
 
     >>> drawn_labels(torch.tensor([1, 0, 3]), 6, "stratified", torch.Generator().manual_seed(0)).sort().values.tolist()
     [0, 2, 2, 2, 2, 2]
@@ -175,12 +175,12 @@ class FedFTG(Counting[FedFTGOptions]):
         part = self.options.generator
         made = generator_for(self.task, part.kind, state, noise_dim=part.noise_dim, **part.options)
         if not made.conditional:
-            raise FedstillError(f"fedftg needs a conditional generator, and generator.kind = '{part.kind}' is not")
+            raise FedstillError(f"fedftg needs a conditional generator, but generator.kind = '{part.kind}' is not")
         return made
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """Average, then let generator and student play."""
-        replies = self.trusted(replies, round)  # a client that is dropped teaches nobody either
+        replies = self.trusted(replies, round)  # a dropped client does not teach either
         merged = self.averaged(server, replies, round)
         note_merged(self.task, merged.models, round)
         (name,) = self.task.networks.prototypes
@@ -192,7 +192,7 @@ class FedFTG(Counting[FedFTGOptions]):
         return Server(tuned, {**merged.parts, "generator": clone(generator.state_dict())}, merged.values)
 
     def fine_tune(self, student: Network, generator: Generator, replies: Sequence[Reply], round: Round) -> None:
-        """The game: hard samples that the clients can classify, and a student that learns them."""
+        """The game: the generator makes hard samples that the clients can classify, and the student learns them."""
         options, device = self.options, self.task.device
         fade = options.decay ** (round.number - 1)
         counts = torch.stack([reply.part("counts")["labels"] for reply in replies])
@@ -214,7 +214,7 @@ class FedFTG(Counting[FedFTGOptions]):
         round.note(distillation={"steps": len(losses), "first": float(curve[0]), "last": float(curve[-1])})
 
     def shares(self, counts: Tensor, replies: Sequence[Reply]) -> Tensor:
-        """How much each client counts for each class."""
+        """The weight of each client for each class."""
         if self.options.class_level:
             return class_weights(counts)
         examples = torch.tensor([float(reply.samples) for reply in replies])
@@ -230,7 +230,7 @@ class FedFTG(Counting[FedFTGOptions]):
         noise: Tensor,
         labels: Tensor,
     ) -> None:
-        """The generator's steps, one for each client in turn: disagree more, stay recognisable, stay diverse."""
+        """The generator's steps, one for each client in turn: increase disagreement, stay recognisable, stay diverse."""
         options = self.options
         student.eval()
         generator.train()
@@ -241,7 +241,7 @@ class FedFTG(Counting[FedFTGOptions]):
             made = generator(noise, labels)
             logits = network(made)
             loss = options.diversity * diversity_loss(noise, made) / len(teachers)
-            known = logits.detach() if options.gap == "l1" else logits  # the code, which has l1, holds the teachers fixed
+            known = logits.detach() if options.gap == "l1" else logits  # the authors' code, with l1, detaches the teachers
             loss = loss - options.hard * (weight * disagreement(student(made), known, options.gap)).mean()
             known_by = weighed(weight, F.cross_entropy(logits, labels, reduction="none"), options.class_weights)
             loss = loss + options.classification * known_by
@@ -280,7 +280,7 @@ class FedFTG(Counting[FedFTGOptions]):
         return losses
 
     def samples(self, server: Server, round: Round) -> Tensor | None:
-        """Eight rows of generated images, a column a class."""
+        """Eight rows of generated images, one column per class."""
         if not shows_images(self.task):
             return None
         return class_grid(self.generator(server.parts["generator"]), Round(0, round.total, round.seed).rng("samples"))

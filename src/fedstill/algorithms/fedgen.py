@@ -1,7 +1,7 @@
-"""FedGen: the server learns a generator of features from the clients' heads, and clients learn from what it makes.
+"""FedGen: the server trains a generator of features with the clients' heads, and clients learn from the generated features.
 
 Zhu, Hong and Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021. The server's model is
-FedAvg's; knowledge travels in the generator, which is sent with it.
+FedAvg's; the generator, sent along with it, transfers the knowledge.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class FedGenOptions(FedAvgOptions):
 
     class_weights: ClassWeights = "sample"
     """How clients' weights for the classes enter the generator's loss. ``sample``: sample by sample, the evident intent.
-    ``authors-code``: the product of the mean weight and the mean loss, which is what the code's shapes come to; its counts start
-    at 1, and its adversarial term is divided by the number of classes."""
+    ``authors-code``: the product of the mean weight and the mean loss, which the code's tensor shapes give; its counts start at
+    1, and its adversarial term is divided by the number of classes."""
 
     diversity: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the diversity loss in the generator's loss."""
@@ -79,17 +79,17 @@ class FedGenOptions(FedAvgOptions):
     """Factor of both weights in the clients' loss from one round to the next."""
 
     generated_batch: Positive = 32
-    """Generated features beside each of a client's batches."""
+    """Generated features that accompany each of a client's batches."""
 
 
 def fedgen_loss(
     heads: Sequence[nn.Module], shares: Tensor, made: Tensor, labels: Tensor, form: ClassWeights = "sample"
 ) -> Tensor:
-    """``sum_k mean_i w_{k, y_i} CE(h_k(g_i), y_i)``: every client judges the labels it knows. The authors' code has
-    ``sum_k (mean_i w_{k, y_i}) (mean_i CE)``, in which a client judges labels that it does not know as well.
+    """``sum_k mean_i w_{k, y_i} CE(h_k(g_i), y_i)``: every client judges the labels that it knows. The authors' code has
+    ``sum_k (mean_i w_{k, y_i}) (mean_i CE)``, in which a client also judges labels that it does not know.
 
     >>> head = nn.Linear(1, 2)
-    >>> _ = nn.init.zeros_(head.weight), nn.init.zeros_(head.bias)  # says 1/2 of everything: each term is log 2
+    >>> _ = nn.init.zeros_(head.weight), nn.init.zeros_(head.bias)  # predicts 1/2 for both classes: each term is log 2
     >>> shares = torch.tensor([[1.0, 0.25], [0.0, 0.75]])
     >>> round(float(fedgen_loss([head, head], shares, torch.zeros(2, 1), torch.tensor([0, 1]))), 4)
     0.6931
@@ -100,7 +100,7 @@ def fedgen_loss(
 
 @algorithm
 class FedGen(Counting[FedGenOptions]):
-    """FedAvg with a generator of features that the clients' heads teach and that teaches the clients."""
+    """FedAvg with a generator of features, which learns from the clients' heads and teaches the clients."""
 
     name = "fedgen"
     title = "FedGen"
@@ -119,9 +119,7 @@ class FedGen(Counting[FedGenOptions]):
         super().__init__(task, options)
         widths = {task.networks.get(name).feature_dim for name in task.networks.prototypes}
         if len(widths) > 1:
-            raise FedstillError(
-                f"fedgen generates features and needs models whose features are equally wide, not {sorted(widths)}"
-            )
+            raise FedstillError(f"fedgen generates features and needs models with features of equal width, not {sorted(widths)}")
         self.width = widths.pop()
 
     def generator(self, state: State | None = None) -> Generator:
@@ -134,7 +132,7 @@ class FedGen(Counting[FedGenOptions]):
     # -- the client --------------------------------------------------------------------------------------------------------
 
     def terms(self, message: Message, client: Client) -> Sequence[Term]:
-        """Generated features of known labels, from the second round on (in the first the generator has learned nothing)."""
+        """A term on generated features with known labels, from the second round on (before that, the generator is untrained)."""
         if client.round == 1:
             return super().terms(message, client)
         generator = self.generator(message.group("generator")).eval()
@@ -142,8 +140,8 @@ class FedGen(Counting[FedGenOptions]):
         return (*super().terms(message, client), self.generated_term(generator, fade))
 
     def generated_term(self, generator: Generator, fade: float) -> Term:
-        """``a_t CE(h(G(y')), y') + b_t KL( softmax h(G(y)) || h(x) )``, y' uniform, y the batch's labels; the first
-        teaches h alone, and the second's target is constant."""
+        """``a_t CE(h(G(y')), y') + b_t KL( softmax h(G(y)) || h(x) )``, where y' is uniform and y are the batch's labels. The
+        first part trains h alone; the target of the second is constant."""
         options = self.options
 
         def term(batch: Batch) -> Tensor:
@@ -152,7 +150,7 @@ class FedGen(Counting[FedGenOptions]):
                 same, _ = generator.sample(len(batch.y), batch.rng, batch.y)
                 target = F.log_softmax(batch.network.head(same), dim=1)
             assert labels is not None
-            # the authors' code weighs the sum over the generated batch by its share of the real one
+            # the authors' code divides the sum over the generated batch by the size of the real one
             scale = options.generated_batch / len(batch.x)
             generative = scale * F.cross_entropy(batch.network.head(made), labels)
             latent = F.kl_div(F.log_softmax(batch.logits, dim=1), target, reduction="batchmean", log_target=True)
@@ -163,20 +161,20 @@ class FedGen(Counting[FedGenOptions]):
     # -- the server --------------------------------------------------------------------------------------------------------
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
-        """The model, and the generator once it has learned."""
+        """The model, and the generator once it is trained."""
         message = super().instruct(server, client, round)
         return message if round.number == 1 else message.with_parts(generator=server.parts["generator"])
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Teach the generator with the clients' heads, then average the models."""
-        replies = self.trusted(replies, round)  # a client that is dropped teaches nobody either
+        """Train the generator with the clients' heads, then average the models."""
+        replies = self.trusted(replies, round)  # a dropped client does not teach either
         generator, memory = self.train_generator(server, replies, round)
         merged = self.averaged(server, replies, round)
         parts = {**merged.parts, "generator": clone(generator.state_dict()), "generator-optimizer": memory}
         return Server(merged.models, parts, merged.values)
 
     def train_generator(self, server: Server, replies: Sequence[Reply], round: Round) -> tuple[Generator, State]:
-        """The generator after this round's steps, and what its optimiser remembers for the next."""
+        """The generator after this round's steps, and its optimiser's state for the next."""
         options, device = self.options, self.task.device
         heads = [copy.deepcopy(teacher.load().head).eval() for teacher in teachers_of(self.task, replies)]
         student = self.task.networks.load(
@@ -185,7 +183,7 @@ class FedGen(Counting[FedGenOptions]):
         counts = torch.stack([reply.part("counts")["labels"] for reply in replies])
         coded = options.class_weights == "authors-code"
         shares = class_weights(counts + 1 if coded else counts).to(device)
-        known = torch.nonzero(counts.sum(0) > 0).flatten()  # labels that someone in this round has
+        known = torch.nonzero(counts.sum(0) > 0).flatten()  # labels that some client of this round has
         generator = self.generator(server.parts["generator"]).train()
         parameters = list(generator.parameters())
         optimizer = make_optimizer(options.optimizer, parameters, options.optimizer.lr * options.decay ** (round.number - 1))

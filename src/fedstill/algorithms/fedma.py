@@ -1,13 +1,14 @@
-"""FedMA: match the clients' neurons layer by layer, and retrain what lies above.
+"""FedMA: match the clients' neurons layer by layer, and retrain the layers above.
 
 Wang, Yurochkin, Sun, Papailiopoulos and Khazaeni, Federated Learning with Matched Averaging, ICLR 2020. Algorithm 1: clients
 send their first layer; the server matches and averages it and sends it back; clients put their second layer's inputs into the
-new order, retrain with the first layer frozen and send the second; and so on. The last layer is averaged class by class. Here a
-layer is a round of the history, with the bytes of that layer alone, and as many rounds as the network has layers are a cycle.
+new order, retrain with the first layer frozen and send the second; and so on. The last layer is averaged class by class. Here
+each layer is one round of the history, with the bytes of that layer alone, and a cycle has as many rounds as the network has
+layers.
 
-A cycle after the first is FedMA *with communication*: every client starts it from its own-sized slice of the global network,
-whose neurons it was matched to. The global network may be wider than any client's and is evaluated at its own width; between
-two ends of a cycle the accuracy is that of the last whole network.
+Cycles after the first are FedMA *with communication*: every client starts from its slice of the global network, which consists
+of the neurons matched to its own. The global network may be wider than any client's and is evaluated at its own width. Within a
+cycle, the accuracy is that of the last whole network.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ __all__ = ["FedMA", "FedMAOptions"]
 
 
 class FedMAOptions(Options):
-    """How layers are matched. The paper trains 20 epochs and retrains 20 a layer (``local.epochs``), FedDF's comparison 5 a
-    layer."""
+    """How layers are matched. The paper trains for 20 epochs and retrains for 20 per layer (``local.epochs``), FedDF's comparison
+    for 5 per layer."""
 
     form: Literal["layers", "one-shot"] = "layers"
     """``layers``: one layer per round, with retraining (the paper). ``one-shot``: whole models matched at once."""
 
     retrain_epochs: Positive | None = None
-    """Epochs of retraining with the matched layers frozen; as ``local`` says if not set."""
+    """Epochs of retraining with the matched layers frozen; as in ``local`` if not set."""
 
     matching: Matching = Matching()
     """The prior, with the authors' values, and the search."""
@@ -65,28 +66,28 @@ class FedMA(Algorithm[FedMAOptions]):
     name = "fedma"
     title = "FedMA"
     paper = "Wang et al., ICLR 2020"
-    parts = {"report": "label counts", "merge": "matched, a layer a round"}
+    parts = {"report": "label counts", "merge": "matched, one layer per round"}
     Options = FedMAOptions
 
     def __init__(self, task: Task, options: FedMAOptions | None = None):
         super().__init__(task, options)
         if len(task.networks.prototypes) > 1:
-            raise FedstillError(f"fedma matches clients of one architecture; these have {', '.join(task.networks.prototypes)}")
+            raise FedstillError(f"fedma needs clients of one architecture, not {', '.join(task.networks.prototypes)}")
         self.prototype = task.networks.prototypes[0]
         self.layers = layers_of(task.networks.get(self.prototype))  # a network that cannot be matched is refused here
 
-    # -- the protocol: one layer a round, named as the phase; the same clients for a cycle -------------------------------------
+    # -- the protocol: one layer per round, which names the phase; the same clients for a cycle --------------------------------
 
     def phases(self, round: int) -> Sequence[str]:
-        """The layer whose turn it is, or the whole model in the one-shot form."""
+        """The layer of this round, or the whole model in the one-shot form."""
         return ("train",) if self.options.form == "one-shot" else (self.layers[(round - 1) % len(self.layers)],)
 
     def cohort(self, round: int) -> int:
-        """Clients are drawn for a whole cycle (as in FedDF's appendix C.2)."""
+        """Clients are sampled for a whole cycle (as in FedDF's appendix C.2)."""
         return round if self.options.form == "one-shot" else round - (round - 1) % len(self.layers)
 
     def required(self, phase: str) -> Sequence[str]:
-        """A layer's weights, and with the last the label counts that weigh it."""
+        """A layer's weights, and for the last layer also the label counts, which weight it."""
         if self.options.form == "one-shot":
             return ("model", "counts")
         return ("layer", "counts") if phase == self.layers[-1] else ("layer",)
@@ -96,8 +97,8 @@ class FedMA(Algorithm[FedMAOptions]):
         return Server({self.prototype: self.task.networks.initial(self.prototype)}, {}, {"assignments": {}, "matching": {}})
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
-        """At the start of a cycle the client's own slice of the network; later the layer just matched and the client's place
-        in it."""
+        """At the start of a cycle, the client's slice of the network; later, the layer just matched and the assignment of the
+        client's neurons to it."""
         index = 0 if self.options.form == "one-shot" else self.layers.index(round.phase)
         if index == 0:
             return Message.of(model=self.own_part(server, client))
@@ -109,7 +110,7 @@ class FedMA(Algorithm[FedMAOptions]):
         return Message.of(layer=matched, assignment={"neurons": torch.tensor(held[-1], dtype=torch.int32)})
 
     def own_part(self, server: Server, client: str) -> State:
-        """The client's slice of the global network; one that was not matched last time gets the most common neurons."""
+        """The client's slice of the global network; a client that was not matched last time gets the most common neurons."""
         state, known = server.models[self.prototype], server.values["assignments"]
         if not known:
             return state
@@ -120,7 +121,7 @@ class FedMA(Algorithm[FedMAOptions]):
     # -- the client ---------------------------------------------------------------------------------------------------------
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """Train from the given layer upwards, what lies below frozen; send that layer (one-shot: the whole model)."""
+        """Train from the given layer upwards, with the layers below frozen; send that layer (one-shot: the whole model)."""
         if "missed" in message.values:
             layer = message.values["missed"]
             raise FedstillError(f"missed the matching of layer '{layer}'; it takes part again in the next cycle")
@@ -146,7 +147,7 @@ class FedMA(Algorithm[FedMAOptions]):
         return Message.of(layer={part: state[f"{phase}.{part}"] for part in ("weight", "bias")}, **about)
 
     def joined(self, message: Message, client: Client, index: int) -> Network:
-        """The client's network with the matched layer in place of its own, and the next layer's inputs in the new order."""
+        """The client's network with the matched layer instead of its own, and the next layer's inputs in the new order."""
         state, layer = dict(client.memory.group("model")), message.group("layer")
         below, name = self.layers[index - 1], self.layers[index]
         state.update({f"{below}.{part}": tensor for part, tensor in layer.items()})
@@ -157,11 +158,11 @@ class FedMA(Algorithm[FedMAOptions]):
     # -- the server ---------------------------------------------------------------------------------------------------------
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
-        """A layer must be as wide as the client's own network, and have the matched layer's neurons as inputs; counts must be
-        counts."""
+        """A layer must be as wide as in the client's own network and take the matched layer's neurons as inputs; counts must be
+        valid."""
         labels = message.group("counts").get("labels")
         if labels is not None and (labels.shape != (len(self.task.classes),) or bool((labels < 0).any())):
-            return f"wrong counts: {len(self.task.classes)} numbers of samples are expected"
+            return f"wrong counts: expected {len(self.task.classes)} numbers of samples"
         if self.options.form == "one-shot":
             return None
         matched = server.parts.get("matched", {})
@@ -178,7 +179,7 @@ class FedMA(Algorithm[FedMAOptions]):
         return None
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Match this round's layer; with the last one the global network is whole."""
+        """Match this round's layer; the last one completes the global network."""
         rng = round.rng("matching")
         if self.options.form == "one-shot":
             states = [reply.model for reply in replies]
@@ -191,7 +192,7 @@ class FedMA(Algorithm[FedMAOptions]):
         round.note(layer=name, layers=f"{index + 1} of {len(self.layers)}")
         left = round.total % len(self.layers)
         if round.number == 1 and left:
-            text = f"{round.total} rounds are not whole cycles of {len(self.layers)} layers: the last {left} change no model"
+            text = f"{round.total} rounds are not whole cycles of {len(self.layers)} layers: the last {left} have no effect"
             round.notes.setdefault("warnings", []).append(text)
         matched: State = dict(server.parts["matched"]) if index else {}
         held = server.values["matching"] if index else {}

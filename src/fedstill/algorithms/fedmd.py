@@ -1,11 +1,11 @@
 """FedMD: clients of any architecture agree on the logits of public data.
 
-Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, 2019. In a round every party gets the last consensus,
-*digests* it (learns the consensus logits of that round's public subset), *revisits* its private data, and uploads its logits on
-the next subset, drawn from the round's random stream so that all parties draw the same one. There is no global model.
+Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, 2019. In a round, every party receives the last
+consensus, *digests* it (learns the consensus logits of that round's public subset), *revisits* its private data, and uploads its
+logits on the next subset, drawn from the round's random stream so that all parties draw the same one. There is no global model.
 
 The paper first trains on labelled public data. The public data here is the server's pool, which has no labels, so parties start
-with their private data alone, and outputs are the private classes only.
+with their private data alone, and the outputs are only the private classes.
 """
 
 from __future__ import annotations
@@ -31,33 +31,34 @@ __all__ = ["FedMD", "FedMDOptions", "PublicConsensus", "PublicOptions", "PublicT
 
 
 class PublicOptions(PersonalOptions):
-    """What systems on public data share."""
+    """Options common to systems that use public data."""
 
     subset: Positive = 5000
-    """Public samples in a round, drawn again each time."""
+    """Public samples in a round, drawn anew each time."""
 
     start_epochs: Positive | None = None
-    """Epochs of private training before the first exchange (FedMD: up to 25); as ``local`` says if not set."""
+    """Epochs of private training before the first exchange (FedMD: up to 25); as in ``local`` if not set."""
 
 
 class FedMDOptions(PublicOptions):
-    """How the consensus is digested; private data is revisited by ``local`` (the paper: 4 epochs of batch 5, or 10 of 10)."""
+    """How the consensus is digested. Private data is revisited as in ``local`` (the paper: 4 epochs with batches of 5, or 10 with
+    batches of 10)."""
 
     digest_epochs: Positive = 1
-    """Passes over the round's public samples while the consensus is learned."""
+    """Passes over the round's public samples to learn the consensus."""
 
     digest_batch_size: Positive = 256
     """Public samples in a batch."""
 
     digest_optimizer: Optimizer = Optimizer(name="adam", lr=1e-3)
-    """Optimiser while the consensus is learned."""
+    """Optimiser for learning the consensus."""
 
 
 PublicT = TypeVar("PublicT", bound=PublicOptions, covariant=True, default=PublicOptions)
 
 
 class PublicConsensus(PersonalModels[PublicT]):
-    """The frame of systems whose clients agree on predictions of public data: FedMD, Cronus."""
+    """The base of systems whose clients agree on predictions of public data: FedMD, Cronus."""
 
     needs = ("pool",)
     Options: type[PublicT] = PublicOptions  # type: ignore[assignment]  # the default of PublicT
@@ -70,20 +71,20 @@ class PublicConsensus(PersonalModels[PublicT]):
         return pool.samples.take(chosen.sort().values)
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
-        """The consensus and the round of its subset; nothing in the first round."""
+        """The consensus and the round of its subset; empty in the first round."""
         if "consensus" not in server.parts:
             return Message()
         return Message.of(consensus=server.parts["consensus"], subset=int(server.values["subset"]))
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """Digest and revisit, then say what the own model thinks of this round's subset."""
+        """Digest and revisit, then send the client's logits on this round's subset."""
         network = self.own_network(client)
         if not client.memory.group("own"):
             done = self.train_privately(network, client, "start", epochs=self.options.start_epochs)
         consensus = message.group("consensus")
         if consensus:
             done = self.learn(network, client, self.public(int(message.values["subset"])), consensus)
-        elif client.memory.group("own"):  # it was heard alone, and nothing came of it
+        elif client.memory.group("own"):  # trained before, but there is no consensus yet
             done = self.train_privately(network, client, "revisit")
         predictions = {"logits": predict_logits(network, self.public(client.round)).cpu()}
         return self.answer(network, client, done).with_parts(predictions=predictions)
@@ -93,7 +94,7 @@ class PublicConsensus(PersonalModels[PublicT]):
         raise NotImplementedError
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
-        """Logits for every public sample of the round."""
+        """The reply must hold logits for every public sample of the round."""
         assert self.task.pool is not None
         expected = (min(self.options.subset, len(self.task.pool)), len(self.task.classes))
         found = message.group("predictions").get("logits")
@@ -122,10 +123,10 @@ class FedMD(PublicConsensus[FedMDOptions]):
     Options = FedMDOptions
 
     def learn(self, network: Network, client: Client, public: Samples, consensus: State) -> Fit:
-        """Digest by the mean absolute error of logits, then revisit; the other way round the consensus is forgotten."""
+        """Digest by the mean absolute error of logits, then revisit; in the other order, the consensus would be forgotten."""
         options = self.options
         digest = Local(epochs=options.digest_epochs, batch_size=options.digest_batch_size, optimizer=options.digest_optimizer)
-        lesson = Samples(public.x, consensus["logits"])  # the consensus stands where labels would
+        lesson = Samples(public.x, consensus["logits"])  # the consensus takes the place of labels
         fit(network, lesson, digest, rng=client.rng("digest"), base_loss=F.l1_loss)
         return self.train_privately(network, client, "revisit")
 

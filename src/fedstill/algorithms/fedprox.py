@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients stay near the global model.
+"""FedProx: FedAvg with clients that stay near the global model.
 
 Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020. The local objective becomes
 

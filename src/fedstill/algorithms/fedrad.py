@@ -1,8 +1,8 @@
 """FedRAD: distil the median of the teachers, and average the clients by how often they are the median.
 
 Sturluson et al., FedRAD: Federated Robust Adaptive Distillation, NeurIPS 2021 workshop on new frontiers in federated learning.
-A teacher that lies, or has seen little, is seldom in the middle: it neither moves the targets nor weighs much in the average that
-the student starts from. FedDF with ``weighting = "median"`` is the same without the scores.
+A teacher that is malicious, or has seen little data, is seldom the median: it neither moves the targets nor has much weight in
+the average that the student starts from. FedDF with ``weighting = "median"`` is the same without the scores.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class FedRADOptions(FedDFOptions):
     """The values of the authors' code."""
 
     weighting: str = "median"
-    """How much each teacher counts for each sample. Its mean weight, times its examples, is also its share in the student's
-    start."""
+    """How much each teacher counts for each sample. Its mean weight, times its number of examples, is also its share in the
+    average that the student starts from."""
 
     distillation: Distillation = Distillation(
         epochs=2,
@@ -40,7 +40,7 @@ class FedRADOptions(FedDFOptions):
 
 
 def scored_shares(scores: Sequence[float], samples: Sequence[int]) -> list[float]:
-    """``score_k * n_k``, renormalised; the shares by examples where every score is zero.
+    """``score_k * n_k``, normalised; the shares by examples if every score is zero.
 
     >>> scored_shares([0.5, 0.25, 0.25], [10, 10, 20])
     [0.4, 0.2, 0.4]
@@ -69,12 +69,12 @@ class FedRAD(FedDF[FedRADOptions]):
     def __init__(self, task: Task, options: FedRADOptions | None = None):
         super().__init__(task, options)
         if self.personal or self.options.distillation.fresh:
-            raise FedstillError("fedrad scores clients on one pool a round: it takes neither model.student nor fresh inputs")
+            raise FedstillError("fedrad scores clients on one fixed pool: remove model.student and distillation.fresh")
         if self.options.merge != "examples":
-            raise FedstillError(f"fedrad merges by examples and the median's scores: merge = '{self.options.merge}' has no place")
+            raise FedstillError(f"fedrad merges by examples and the median's scores: remove merge = '{self.options.merge}'")
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """The teachers speak first: their scores decide where the student starts."""
+        """The teachers predict first: their scores decide where the student starts."""
         replies = self.trusted(replies, round)
         options, space = self.distillation(round), self.options.ensemble
         teachers, samples = self.teachers(server, replies, round), self.draw(server, round)
@@ -92,7 +92,7 @@ class FedRAD(FedDF[FedRADOptions]):
         # score_k: the share of (sample, class) pairs in which teacher k is the median
         score = dict(zip((teacher.name for teacher in teachers), table.weights.mean(0).tolist(), strict=True))
 
-        def weigh(group: Sequence[Reply]) -> list[float]:  # who does not teach has no score
+        def weigh(group: Sequence[Reply]) -> list[float]:  # clients that do not teach have no score
             return scored_shares([score.get(reply.client, 0.0) for reply in group], [reply.samples for reply in group])
 
         merged = merge_models(self.task, server, replies, weigh)

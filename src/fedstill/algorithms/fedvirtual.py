@@ -1,10 +1,11 @@
 """FedVirtual: distil the sites' heads on features drawn from statistics that the sites report. No unlabelled data is needed.
 
-A composition of known parts. Virtual representations are those of Luo et al., No Fear of Heterogeneity: Classifier Calibration
-for Federated Learning with Non-IID Data (CCVR, NeurIPS 2021), who retrain the averaged classifier on them with the classes as
-labels; fusing in one round by features from Gaussian mixtures is Beitollahi et al., Parametric Feature Transfer (2024). Here each
-site's own model says what its features are (or all of them together, weighed as FedD3A does), and the student starts from the
-average as FedDF's does. Sites share a frozen backbone (``model.train``), under which features mean the same; heads may differ.
+This is a composition of known parts. Virtual representations come from Luo et al., No Fear of Heterogeneity: Classifier
+Calibration for Federated Learning with Non-IID Data (CCVR, NeurIPS 2021), who retrain the averaged classifier on them with the
+classes as labels. Fusion in one round with features from Gaussian mixtures comes from Beitollahi et al., Parametric Feature
+Transfer (2024). Here each site's own model predicts the class of its features (or all models together, weighted as in FedD3A),
+and the student starts from the average as in FedDF. Sites share a frozen backbone (``model.train``), so that features mean the
+same everywhere; heads may differ.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ class FedVirtualOptions(FedDFOptions):
     """Which targets virtual features get, and how the student learns them."""
 
     source: Source = Source(kind="statistics", size=10_000)
-    """What is drawn: ``options`` are those of the sites' statistics."""
+    """The features to draw; ``options`` are those of the sites' statistics."""
 
     targets: Literal["own", "label", "ensemble"] = "own"
-    """Who says what a virtual feature is: the model of the site that it was drawn from, the class that it was drawn for (its
-    site's model where that is of several rare classes), or all sites' models together, weighed by ``weighting``."""
+    """Targets of virtual features. ``own``: the prediction of the site that a feature was drawn from. ``label``: the class that
+    it was drawn for (its site's prediction if it was drawn for several rare classes). ``ensemble``: the prediction of all sites
+    together, weighted by ``weighting``."""
 
     weighting: str = "uniform"
-    """How much each site counts for each feature where all speak (``targets = "ensemble"``), and in the ensemble that is
-    measured."""
+    """How much each site counts for each feature with ``targets = "ensemble"``, and in the measured accuracy of the ensemble."""
 
     ensemble: Space = "probabilities"
-    """What is mixed where all speak."""
+    """What is averaged over the sites with ``targets = "ensemble"``, and in the measured accuracy of the ensemble."""
 
     distillation: Distillation = Distillation(
         epochs=2, batch_size=128, optimizer=Optimizer(name="adam", lr=1e-3), schedule="cosine", clip=None
@@ -70,15 +71,15 @@ class FedVirtual(FedDF[FedVirtualOptions]):
     def __init__(self, task: Task, options: FedVirtualOptions | None = None):
         super().__init__(task, options)
         if self.options.source.kind != "statistics":
-            raise FedstillError("fedvirtual draws from the sites' statistics alone: feddf and fedd3a mix them with a pool")
+            raise FedstillError("fedvirtual draws from the sites' statistics alone: use feddf or fedd3a to mix them with a pool")
         if self.personal or self.options.distillation.fresh:
-            raise FedstillError("fedvirtual takes neither model.student nor fresh inputs")
+            raise FedstillError("fedvirtual takes neither model.student nor distillation.fresh: remove them")
         per_class = (self.options.source.options or {}).get("per_class", True)
         if self.options.targets == "label" and not per_class:
-            raise FedstillError("targets = 'label' needs statistics of each class: source.options.per_class = true")
+            raise FedstillError("targets = 'label' needs statistics of each class: set source.options.per_class = true")
 
     def fused(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Average, draw, let the sites speak, distil."""
+        """Average, draw features, compute their targets, distil."""
         options, distillation = self.options, self.distillation(round)
         merged = self.merge(server, replies, round)
         teachers = self.teachers(server, replies, round)

@@ -1,9 +1,10 @@
-"""KD3A: a target model learns what confident sources agree on, and all backbones become one, weighed by contribution.
+"""KD3A: a target model learns what confident sources agree on, and all backbones are merged, weighted by contribution.
 
 Feng et al., KD3A: Unsupervised Multi-Source Decentralized Domain Adaptation via Knowledge Distillation, ICML 2021. A round, as in
 the authors' code: (1) every source trains on its own data; (2) the sources vote on the target's samples and the target model
 trains on the votes, with mixup; (3) consensus focus (Shapley values of the votes' quality) gives the domains' weights; (4) all
-backbones become their weighted sum, BatchNorm statistics included (the paper's "BatchNorm MMD"); classifiers stay where they are.
+backbones are replaced by their weighted sum, BatchNorm statistics included (the paper's "BatchNorm MMD"); every domain keeps its
+classifier.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from fedstill.training.schedules import learning_rate
 
 __all__ = ["KD3A", "KD3AOptions", "domain_weights"]
 
-TARGET = "target"  # its name among the weights
+TARGET = "target"  # the target's key in the weights
 
 
 PAPER: dict[str, Any] = {
@@ -52,20 +53,21 @@ PAPER: dict[str, Any] = {
 
 
 class KD3AOptions(Options):
-    """The defaults are those of the authors' code for digits, which is what others compare with."""
+    """The defaults are those of the authors' code for digits, with which others compare."""
 
     preset: Literal["authors-code", "paper"] = "authors-code"
-    """``paper`` changes the defaults to what the paper's text says (docs/adaptation.md)."""
+    """``paper`` changes the defaults to those of the paper's text (docs/adaptation.md)."""
 
     contributions: Contributions = Contributions(gate=Gate(start=0.9, end=0.95, reach=False), variant="kd3a", method="shapley")
     """How the sources' contributions (consensus focus) are measured. For DomainNet the gate starts at 0.8; the paper's text has
     ``leave-one-out``."""
 
     knowledge: Literal["hard", "soft"] = "hard"
-    """What the target model learns: the consensus class, or the supporters' mean prediction (the paper's text)."""
+    """The target model's targets: the consensus class (``hard``), or the supporters' mean prediction (``soft``, the paper's
+    text)."""
 
     count: Literal["mask", "support"] = "mask"
-    """How much a sample with supporters counts: once, or once for each supporter (the paper's text)."""
+    """How much a sample with supporters counts: once (``mask``), or once per supporter (``support``, the paper's text)."""
 
     mixup: Annotated[float, Field(gt=0)] | None = 2.0
     """Mix target samples and their votes in pairs, in a proportion drawn from Beta(mixup, mixup)."""
@@ -80,27 +82,27 @@ class KD3AOptions(Options):
     """Whether every model keeps its classifier (the authors' code), or the whole model is merged."""
 
     vote_norm: VoteNorm = "pool"
-    """BatchNorm of sources that vote. ``pool``: by the target's batches, to which the running statistics drift (the authors'
-    code). ``own``: by the running statistics that they come with."""
+    """BatchNorm statistics of the voting sources. ``pool``: those of the target's batches, to which the running statistics drift
+    (the authors' code). ``own``: their own running statistics."""
 
     by_examples: bool = False
-    """Weigh the contributions by the sources' numbers of examples (the paper's text)."""
+    """Weight the contributions by the sources' numbers of examples (the paper's text)."""
 
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Smoothing of the domains' weights over the rounds; those of the first round are taken as they are."""
+    """Smoothing of the domains' weights over the rounds; the weights of the first round are not smoothed."""
 
     keep_momentum: bool = True
-    """Keep the optimisers' state from round to round, as the authors' code does."""
+    """Keep the optimisers' state from round to round, as in the authors' code."""
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The text's forms."""
+        """The values of the paper's text."""
         return PAPER if given.get("preset") == "paper" else {}
 
 
 def domain_weights(focus: Tensor, known: float, examples: Sequence[int] | None = None) -> tuple[Tensor, float]:
-    """The sources' weights and the target's: the target has ``known / (K + 1)``, ``known`` being the fraction of its samples with
-    a confident vote; the sources share the rest in proportion to their focus (alike where all have none).
+    """The sources' weights and the target's. The target has ``known / (K + 1)``, where ``known`` is the fraction of its samples
+    with a confident vote; the sources share the rest in proportion to their focus (equally if all have none).
 
     >>> sources, target = domain_weights(torch.tensor([3.0, 1.0]), 0.6)
     >>> [round(w, 3) for w in sources.tolist()], round(target, 3)
@@ -135,7 +137,7 @@ class KD3A(Algorithm[KD3AOptions]):
         self.prototype: str = task.networks.prototypes[0]
 
     def shared(self, state: State) -> State:
-        """What all domains have in common: the backbone's parameters, and what the options add to them."""
+        """The tensors that all domains share: the backbone's parameters, and those that the options add."""
         own = set()
         if self.options.classifiers == "own":
             own |= {name for name in state if name.startswith("head.")}
@@ -146,11 +148,11 @@ class KD3A(Algorithm[KD3AOptions]):
     # -- the source ----------------------------------------------------------------------------------------------------------
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
-        """The common backbone."""
+        """The shared backbone."""
         return Message.of(model=self.shared(server.models[self.prototype]))
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """Train with the source's own classifier; what is not shared stays here until the next round."""
+        """Train with the source's own classifier; tensors that are not shared stay on the client until the next round."""
         config = client.task.config
         own = client.memory.group("own") or client.task.networks.initial(client.prototype, "source", client.id)
         network = client.task.networks.load(client.prototype, {**own, **message.group("model")})
@@ -165,7 +167,7 @@ class KD3A(Algorithm[KD3AOptions]):
     # -- the target ----------------------------------------------------------------------------------------------------------
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Vote, train on the votes, weigh, merge."""
+        """Vote, train on the votes, compute the weights, merge."""
         options, pool = self.options, self.task.pool
         assert pool is not None, "a target domain is a pool"
         gate = options.contributions.gate.at(round.number, round.total)
@@ -182,7 +184,7 @@ class KD3A(Algorithm[KD3AOptions]):
         fresh = {**dict(zip(names, shares.tolist(), strict=True)), TARGET: own}
         weights = smoothed(fresh, server.values.get("weights"), options.smoothing)
         round.note(weights=weights, known=known)
-        # all backbones become their weighted sum; the sources' with the statistics that voting left them
+        # all backbones become their weighted sum; those of the sources have the statistics after voting
         states = ({**reply.model, **drifted.get(k, {})} for k, reply in enumerate(replies))
         merged = weighted_sum((self.shared(state) for state in [*states, target]), [weights[name] for name in [*names, TARGET]])
         parts = {**server.parts, "optimizer": memory} if memory else server.parts
@@ -197,7 +199,7 @@ class KD3A(Algorithm[KD3AOptions]):
         drifted: dict[int, State] | None = None,
         batch_size: int = BATCH,
     ) -> tuple[Table, Focus]:
-        """The table of votes and the sources' focus; ``drifted`` receives the statistics that the voting sources end with."""
+        """The table of votes and the sources' focus; ``drifted`` receives the sources' statistics after voting."""
         options = self.options
 
         def predict(k: int, network: Network, samples: Samples) -> Tensor:
@@ -218,7 +220,7 @@ class KD3A(Algorithm[KD3AOptions]):
         return Table(targets, torch.cat([vote.supporters for vote in votes]).to(targets.dtype), count), focus
 
     def note_votes(self, teachers: Sequence[Teacher], gate: float, round: Round) -> None:
-        """Note the votes' own accuracy on the test set, the target model's ceiling."""
+        """Note the votes' accuracy on the test set, the target model's ceiling."""
         evaluation = self.task.config.evaluation
         if not evaluation.ensemble or not evaluation.due(round.number, round.total):
             return
@@ -230,7 +232,7 @@ class KD3A(Algorithm[KD3AOptions]):
         round.note(ensemble_accuracy=found, evaluate_seconds=time.perf_counter() - clock)
 
     def learn(self, server: Server, table: Table, samples: Samples, round: Round) -> tuple[State, State]:
-        """The target model trained on the votes as the sources train on their labels, and what its optimiser remembers."""
+        """The target model, trained on the votes as the sources train on their labels, and its optimiser's state."""
         local, options = self.local, self.options
         rate = learning_rate(local.optimizer.lr, local.schedule, round.number, round.total)
         wanted = Distillation(
@@ -255,7 +257,7 @@ class KD3A(Algorithm[KD3AOptions]):
 
 
 def smoothed(fresh: dict[str, float], before: dict[str, float] | None, smoothing: float) -> dict[str, float]:
-    """Moving averages of the weights, scaled to sum to one over those present; the first is taken as it is.
+    """Moving averages of the weights, scaled to sum to one over the present domains; the first weights are not smoothed.
 
     >>> smoothed({"a": 1.0, "b": 0.0}, {"a": 0.5, "b": 0.5}, 0.9)
     {'a': 0.55, 'b': 0.45}

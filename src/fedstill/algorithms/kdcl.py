@@ -1,9 +1,9 @@
-"""KDCL: sources learn near the global model, and are merged by what each contributes to the knowledge that they agree on.
+"""KDCL: sources train near the global model, and are merged by their contributions to the knowledge that they agree on.
 
 Huang et al., A Federated Domain Adaptation Algorithm Based on Knowledge Distillation and Contrastive Learning, Wuhan University
 Journal of Natural Sciences 27(6), 2022. The paper gives its method no name. Algorithm 1: contrastive local training (Eqs. 5, 6;
 not in the first round), the vote on the target's unlabelled samples (section 2.2), contributions and weights (Eqs. 2 to 4),
-``h_t = sum_k alpha_k h_k`` over the sources. No model is trained on the votes; ``train_target`` does that as well.
+``h_t = sum_k alpha_k h_k`` over the sources. No model is trained on the votes, except with ``train_target``.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class KDCLOptions(FedDFOptions):
     """How contributions are measured."""
 
     vote_norm: VoteNorm = "pool"
-    """BatchNorm of sources that vote. ``pool``: by the target's batches, as in KD3A's code. ``own``: by the running statistics
-    that they come with, which are those of another domain. The paper does not say."""
+    """BatchNorm statistics of the voting sources. ``pool``: those of the target's batches, as in KD3A's code. ``own``: their own
+    running statistics, which are those of another domain. The paper does not say."""
 
     outliers: Outliers | None = None
-    """Recognise false sources, which the vote alone does not where updates are mirrored: ``{}`` does it by distance and by
-    FedRAD's scores. Not in the paper."""
+    """Recognise false sources; the vote alone does not recognise mirrored updates. ``{}`` does it by distance and by FedRAD's
+    scores. Not in the paper."""
 
     contrastive: Contrastive | None = Contrastive(mu=1.0, temperature=0.5)
     """The contrastive term in the sources' objective (Eqs. 5 and 6)."""
@@ -53,8 +53,8 @@ class KDCLOptions(FedDFOptions):
     """How much each source counts for each sample (section 2.2)."""
 
     line: Line | Literal[False] = False
-    """What is carried on between the merged model and the trained one: here the trained one as it is, since labelled data of the
-    sources cannot judge a model for the target."""
+    """How far a round goes from the merged model to the trained one: by default all the way, since the sources' labelled data
+    cannot judge a model for the target."""
 
     train_target: bool = False
     """Also train the merged model on the votes; not in the paper."""
@@ -66,7 +66,7 @@ class KDCLOptions(FedDFOptions):
 
     @classmethod
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One vote: what is measured is what is taught."""
+        """One vote: the contributions and the targets come from votes with the same options."""
         voting = given.get("contributions", {})
         voting = voting.model_dump() if isinstance(voting, Contributions) else voting
         if given.get("weighting", "vote") != "vote" or not isinstance(voting, Mapping):
@@ -101,12 +101,12 @@ class KDCL(FedDF[KDCLOptions]):
         return merge_by_contribution(self.task, server, replies, chosen.contributions, round, chosen.vote_norm, score)
 
     def trusted(self, replies: Sequence[Reply], round: Round) -> Sequence[Reply]:
-        """The replies that are neither among the worst nor far from the others."""
+        """The replies that are neither the worst nor far from the others."""
         replies, outliers = super().trusted(replies, round), self.options.outliers
         return drop_far(self.task, replies, outliers, round) if outliers is not None and outliers.by != "scores" else replies
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Merge; and only with ``train_target`` distil the votes into the merged model."""
+        """Merge; with ``train_target``, also distil the votes into the merged model."""
         if self.options.train_target:
             server = super().fuse(server, replies, round)
         else:
@@ -117,5 +117,5 @@ class KDCL(FedDF[KDCLOptions]):
             note_ceiling(self.task, merged, teachers, weighting, self.options.distillation, round, self.options.ensemble)
             server = Server(merged, server.parts, server.values)
         if "merge_weights" in round.notes:
-            round.note(weights=round.notes["merge_weights"])  # alpha is what this system means by a source's weight
+            round.note(weights=round.notes["merge_weights"])  # in this system, a source's weight is alpha
         return server

@@ -36,15 +36,15 @@ class MoonOptions(FedAvgOptions):
     """The contrastive term. The paper's network has a two-layer projection head, ``model.options = { projection = 256 }``."""
 
     mu: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the contrastive term; the paper tunes 0.1 to 10 and takes 5 for CIFAR-10."""
+    """Weight of the contrastive term; the paper tunes it from 0.1 to 10 and takes 5 for CIFAR-10."""
 
     temperature: Annotated[float, Field(gt=0)] = 0.5
     """Temperature tau of the similarities."""
 
 
 def contrastive_terms(message: Message, client: Client, mu: float, temperature: float) -> Sequence[Term]:
-    """The term against the previous local model in the client's memory; none in its first round, where there is no such model
-    (the loss over one candidate is zero)."""
+    """The term against the previous local model in the client's memory; empty in the client's first round, when there is no
+    previous model (the loss over one candidate is zero)."""
     previous = client.memory.group("previous")
     if not previous or mu == 0:
         return ()
@@ -68,7 +68,7 @@ class Moon(FedAvg[MoonOptions]):
         return contrastive_terms(message, client, self.options.mu, self.options.temperature)
 
     def update(self, message: Message, client: Client) -> Message:
-        """Train, and remember the result as the previous model."""
+        """Train, and keep the result as the previous model."""
         reply = local_update(message, client, self.terms(message, client))
         client.memory = Message.of(previous=reply.group("model"))
         return reply

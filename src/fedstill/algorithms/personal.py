@@ -1,7 +1,7 @@
-"""Systems without a global model: every client keeps its own and exchanges what it predicts, not its weights.
+"""Systems without a global model: every client keeps its own model and exchanges predictions, not weights.
 
 A client's model is its private memory, kept in the run's folder ``clients/``. Since there is no global model to test, clients
-report how well their own do, and the accuracy in the history is the mean over the clients; each line says so.
+report the accuracy of their own, and the accuracy in the history is the mean over the clients; each line says so.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ ACCURACY = "accuracy of "  # the prefix of the values that carry a client's accu
 
 
 class PersonalOptions(Options):
-    """What systems share whose clients keep their own models."""
+    """Options common to systems whose clients keep their own models."""
 
     tested: Literal["everywhere", "own"] = "everywhere"
-    """Whether a client's model is tested on every domain's test set, or on that of its own domain alone."""
+    """Whether a client's model is tested on every domain's test set, or only on that of its own domain."""
 
 
 PersonalT = TypeVar("PersonalT", bound=PersonalOptions, covariant=True, default=PersonalOptions)
 
 
 class PersonalModels(Algorithm[PersonalT]):
-    """The frame of systems whose clients keep their models: FD, FedMD, Cronus."""
+    """The base of systems whose clients keep their models: FD, FedMD, Cronus."""
 
     requires = ("predictions",)
     Options: type[PersonalT] = PersonalOptions  # type: ignore[assignment]  # the default of PersonalT
 
     def start(self) -> Server:
-        """No model; what clients said and how well they did."""
+        """No model; only the clients' accuracies."""
         return Server({}, {}, {"accuracies": {}})
 
     def own_network(self, client: Client) -> Network:
-        """The client's network with its own weights; in its first round the architecture's initial ones."""
+        """The client's network with its own weights; in its first round, with the architecture's initial weights."""
         return client.task.networks.load(
             client.prototype, client.memory.group("own") or client.task.networks.initial(client.prototype)
         )
@@ -53,14 +53,14 @@ class PersonalModels(Algorithm[PersonalT]):
     def train_privately(
         self, network: Network, client: Client, purpose: str, terms: Sequence[Term] = (), epochs: int | None = None
     ) -> Fit:
-        """Train on the client's private data, by ``local`` or for a number of epochs."""
+        """Train on the client's private data, as in ``local`` or for a number of epochs."""
         config = self.task.config
         local = config.local.model_copy(update={"epochs": epochs, "steps": None}) if epochs else config.local
         rate = learning_rate(local.optimizer.lr, local.schedule, client.round, config.rounds)
         return fit(network, client.data, local, rng=client.rng(purpose), lr=rate, terms=terms)
 
     def answer(self, network: Network, client: Client, done: Fit) -> Message:
-        """Keep the model, and reply with the values that every such system sends."""
+        """Keep the model, and reply with the values that all these systems send."""
         client.memory = client.memory.with_parts(own=clone(network.state_dict()))
         reply = Message.of(samples=len(client.data), loss=done.loss)
         evaluation = self.task.config.evaluation
@@ -86,7 +86,7 @@ class PersonalModels(Algorithm[PersonalT]):
         return known
 
     def evaluate(self, server: Server) -> Scores:
-        """The mean over the clients, by test domain; clients that are poisoned on purpose are not asked."""
+        """The mean over the clients, by test domain, without clients that are poisoned on purpose."""
         known = server.values["accuracies"]
         honest = {name: found for name, found in known.items() if name not in self.task.poisoned} or known
         by_domain = {domain: [found[domain] for found in honest.values() if domain in found] for domain in self.task.tests}

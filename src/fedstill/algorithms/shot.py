@@ -1,15 +1,15 @@
-"""SHOT: source models go to the target, whose features learn to fit the sources' frozen classifiers.
+"""SHOT: source models are sent to the target, where their features learn to fit the sources' frozen classifiers.
 
 Liang, Hu and Feng, Do We Really Need to Access the Source Data?, ICML 2020. Sources train with label smoothing and send their
-models once. On the target's unlabelled samples each model's classifier is frozen and the rest minimises
+models once. On the target's unlabelled samples, each model's classifier is frozen and the rest minimises
 
     mean_i H(p_i) - H(mean_i p_i)  +  beta * CE(pseudo-labels)        (information maximisation, self-supervision)
 
-with pseudo-labels from class centroids, refreshed every epoch. Several sources: the adapted models' softmaxes are summed
-(``multi = "ensemble"``), or the sources are first averaged into one model as in FedAvg, which is adapted (``multi = "merged"``).
+with pseudo-labels from class centroids, refreshed every epoch. With several sources, the adapted models' softmaxes are summed
+(``multi = "ensemble"``), or the sources are first averaged as in FedAvg and the average is adapted (``multi = "merged"``).
 
-SHOT has no rounds. Here the first ``source_rounds`` train the sources, and from the last of these on every round adapts for
-``epochs`` passes over the target; with ``source_rounds`` equal to ``rounds`` that is the original, all adaptation at the end.
+SHOT has no rounds. Here the first ``source_rounds`` train the sources, and from the last of these on, every round adapts for
+``epochs`` passes over the target. With ``source_rounds`` equal to ``rounds`` this is the original: all adaptation at the end.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SHOTOptions(Options):
     """Label smoothing while the sources train."""
 
     holdout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Fraction of a source's data that decides which of its rounds is the best (ensemble)."""
+    """Fraction of a source's data to hold out, to choose the best of its rounds (ensemble)."""
 
     epochs: Positive = 15
     """Passes over the target in a round (30 for digits)."""
@@ -62,7 +62,7 @@ class SHOTOptions(Options):
     """Target samples in a batch."""
 
     optimizer: Optimizer = Optimizer(lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-3)
-    """Optimiser while adapting. Its rate falls as ``lr * (1 + 10 p)^-0.75`` with the share p of all steps."""
+    """Optimiser while adapting. Its rate decays as ``lr * (1 + 10 p)^-0.75`` with the share p of all steps."""
 
     backbone_rate: Annotated[float, Field(gt=0)] = 0.1
     """Factor of the learning rate below the neck, for pretrained backbones; 1 for digits."""
@@ -78,10 +78,10 @@ class SHOTOptions(Options):
 
 
 def information_loss(logits: Tensor, epsilon: float = 1e-5) -> Tensor:
-    """``mean_i H(p_i) - H(mean_i p_i)``: every prediction sure, all together diverse. Its least value is -log C.
+    """``mean_i H(p_i) - H(mean_i p_i)``: each prediction confident, all together diverse. Its least value is -log C.
 
     >>> sure = torch.tensor([[50.0, 0.0], [0.0, 50.0]])
-    >>> [round(float(information_loss(x)), 3) for x in (sure, torch.zeros(2, 2), sure[:1].repeat(2, 1))]  # -log 2, none, none
+    >>> [round(float(information_loss(x)), 3) for x in (sure, torch.zeros(2, 2), sure[:1].repeat(2, 1))]  # -log 2, 0, 0
     [-0.693, 0.0, 0.0]
     """
     p = logits.softmax(1)
@@ -91,9 +91,9 @@ def information_loss(logits: Tensor, epsilon: float = 1e-5) -> Tensor:
 
 
 def pseudo_labels(features: Tensor, probabilities: Tensor, threshold: int = 0) -> Tensor:
-    """Every sample's class by the nearest centroid in cosine distance: centroids weighed by the predictions, then once more by
-    the labels that this gives. Only classes that more than ``threshold`` samples have take part, so no centroid is empty; they
-    are counted anew before the second time, as in the authors' code.
+    """Every sample's class by the nearest centroid in cosine distance: first with centroids weighted by the predictions, then
+    with centroids of the resulting labels. Only classes with more than ``threshold`` samples take part, so no centroid is empty;
+    they are counted anew before the second pass, as in the authors' code.
 
     >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
     >>> wrong = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.1, 0.9], [0.1, 0.9]])
@@ -106,7 +106,7 @@ def pseudo_labels(features: Tensor, probabilities: Tensor, threshold: int = 0) -
     for _ in range(2):
         allowed = torch.bincount(labels, minlength=classes) > threshold
         if not bool(allowed.any()):
-            break  # nothing is assigned by centroids that nobody may have
+            break  # no class may be assigned
         centroids = affinity.T @ f / (1e-8 + affinity.sum(0)[:, None])
         nearness = f @ F.normalize(centroids).T
         labels = nearness.masked_fill(~allowed, -torch.inf).argmax(1)
@@ -116,7 +116,7 @@ def pseudo_labels(features: Tensor, probabilities: Tensor, threshold: int = 0) -
 
 @algorithm
 class SHOT(Algorithm[SHOTOptions]):
-    """Source hypotheses adapted to the target without any source data."""
+    """Source models adapted to the target without any source data."""
 
     name = "shot"
     title = "SHOT"
@@ -143,23 +143,23 @@ class SHOT(Algorithm[SHOTOptions]):
         return ("source",) if round <= self.source_rounds else ("adapt",)
 
     def required(self, phase: str) -> Sequence[str]:
-        """Sources send their model; after that nothing."""
+        """Sources send their models; after that, nothing."""
         return ("model",) if phase == "source" else ()
 
     # -- the source ----------------------------------------------------------------------------------------------------------
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
-        """Nothing but the first weights, until a source has answered; in the merged variant the average so far."""
+        """The initial weights until a source has replied, then nothing; in the merged variant, the average so far."""
         if round.phase == "adapt":
             return Message()
         if self.options.multi == "merged":
             return super().instruct(server, client, round)
-        if f"source {client}" in server.parts:  # it goes on from its own weights
+        if f"source {client}" in server.parts:  # it continues from its own weights
             return Message()
         return Message.of(model=self.task.networks.initial(self.task.clients[client].prototype))
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
-        """Train on with smoothed labels; of its rounds a source sends the one that is best on its held-out data."""
+        """Continue training with smoothed labels; a source sends the model of the round that is best on its held-out data."""
         if phase == "adapt":
             return Message.of(samples=len(client.data))
         loss = partial(F.cross_entropy, label_smoothing=self.options.smoothing)
@@ -175,7 +175,7 @@ class SHOT(Algorithm[SHOTOptions]):
         reply = local_update(message, client, start=start, base_loss=loss)
         score = accuracy(client.network, held)
         best, so_far = client.memory.group("best"), float(client.memory.values.get("score", -1.0))
-        if not best or not score < so_far:  # the later of equals
+        if not best or not score < so_far:  # on a tie, the later round
             best, so_far = reply.group("model"), score
         client.memory = Message.of(model=reply.group("model"), best=best, score=so_far)
         return Message.of(model=best, samples=len(kept), loss=reply.values["loss"])
@@ -183,7 +183,7 @@ class SHOT(Algorithm[SHOTOptions]):
     # -- the target ----------------------------------------------------------------------------------------------------------
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
-        """Take the sources' models as they come; when source training ends, adapt."""
+        """Collect the sources' models; when source training ends, adapt."""
         parts, models = dict(server.parts), server.models
         if round.phase == "source":
             if self.options.multi == "merged":
@@ -201,13 +201,13 @@ class SHOT(Algorithm[SHOTOptions]):
             note_shares("examples", replies, round)
         else:
             models = self.averages(models, parts)
-            note_merged(self.task, models, round)  # of their average, which is not what counts
+            note_merged(self.task, models, round)  # the accuracy of the average, not of the ensemble
             names = [name.removeprefix("source ") for name in parts]
             round.note(weights=dict.fromkeys(names, 1 / len(names)))
         return Server(models, parts, server.values)
 
     def averages(self, models: dict[str, State], parts: dict[str, State]) -> dict[str, State]:
-        """The adapted models averaged, prototype by prototype: a single model where one is needed, but a poor one."""
+        """The adapted models averaged, prototype by prototype: a single model if one is needed, but a poor one."""
         found = dict(models)
         for prototype in models:
             group = [s for name, s in parts.items() if self.task.clients[name.removeprefix("source ")].prototype == prototype]
@@ -226,14 +226,14 @@ class SHOT(Algorithm[SHOTOptions]):
         return clone(network.state_dict())
 
     def products(self, server: Server) -> dict[str, tuple[str, State]]:
-        """Of an ensemble its members, a file a source: it is they together that have the accuracy of the history."""
+        """For an ensemble, its members, one file per source: the accuracy in the history is that of all together."""
         if self.options.multi == "merged" or not server.parts:
             return super().products(server)
         clients = {name.removeprefix("source "): state for name, state in server.parts.items()}
         return {client: (self.task.clients[client].prototype, state) for client, state in clients.items()}
 
     def evaluate(self, server: Server) -> Scores:
-        """Of the ensemble as a whole, where there is one."""
+        """The accuracy of the ensemble as a whole, if there is one."""
         if self.options.multi == "merged" or not server.parts:
             return super().evaluate(server)
         found = {}
@@ -260,7 +260,7 @@ class SHOT(Algorithm[SHOTOptions]):
 def adapt(
     network: Network, samples: Samples, options: SHOTOptions, *, rng: torch.Generator, done: int = 0, of: int | None = None
 ) -> None:
-    """Adapt ``network`` in place for ``options.epochs`` passes over ``samples``, the epochs from ``done`` on of ``of`` planned.
+    """Adapt ``network`` in place for ``options.epochs`` passes over ``samples``, after ``done`` of ``of`` planned epochs.
 
     The rate decays as ``lr * (1 + 10 p)^-0.75`` with the share ``p`` of all steps.
     """
@@ -288,7 +288,7 @@ def adapt(
         for index in batches(len(samples), options.batch_size, rng):
             step += 1
             if len(index) == 1:
-                continue  # neither batch statistics nor diversity can come from one sample
+                continue  # one sample has neither batch statistics nor diversity
             rate = options.optimizer.lr * (1 + 10 * step / total) ** -0.75
             for group, factor in zip(optimizer.param_groups, factors, strict=True):
                 group["lr"] = rate * factor
