@@ -103,7 +103,7 @@ AUTHORS_CODE: Mapping[str, Any] = {
 
 
 class DaFKDOptions(FedDFOptions):
-    """The paper's values, where it gives them."""
+    """The paper's values, as far as it gives them."""
 
     preset: Literal["paper", "converging", "authors-code"] = "paper"
     """``paper``: Eqs. 2 to 5 as printed, which generate noise even on pooled data. ``converging``: the game whose generator was

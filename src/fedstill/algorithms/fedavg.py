@@ -63,7 +63,7 @@ class FedAvg(Algorithm[FedAvgT]):
         super().__init__(task, options)
         check_worst(task, self.options.drop_worst)
         if self.options.calibrate and not self.calibrates:
-            raise FedstillError(f"{self.title} already trains further than the average: remove calibrate")
+            raise FedstillError(f"{self.title} already trains the average further: remove calibrate")
 
     def phases(self, round: int) -> Sequence[str]:
         """One exchange, and another if the head is then calibrated."""

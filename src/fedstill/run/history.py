@@ -128,7 +128,7 @@ def _checksum(line: Mapping[str, Any]) -> str:
 
 
 def encoded(line: Mapping[str, Any]) -> str:
-    """A round's line as written to the file: with a checksum of the others in its last field.
+    """A round's line as written to the file: with a checksum of the other fields in its last field.
 
     >>> encoded({"round": 1, "accuracy": 0.5}).strip()
     '{"round": 1, "accuracy": 0.5, "check": "7ca766ed"}'
