@@ -276,7 +276,7 @@ class Algorithm(Generic[OptionsT]):
         return None
 
     def samples(self, server: Server, round: Round) -> Tensor | None:
-        """Generated images (n, channels, height, width) in [-1, 1] to look at, one row per class; None if there are none."""
+        """Generated images (n, channels, height, width) in [-1, 1] to look at, one column per class; None if there are none."""
         return None
 
     def trained_generator(self, server: Server) -> Generator | None:
