@@ -63,7 +63,7 @@ def settle(algorithm: Algorithm, engine: Engine, server: Server, clients: Sequen
                 kept = on_line[line.points.index(carried)] if carried in line.points else max(on_line)
                 said = {"delivered": found[-1] > max(found[:-1]), "carried": found[-1] > kept}
                 if said["carried"]:
-                    parts.setdefault(DELIVERED + name, models[name])  # unless something better was delivered already
+                    parts.setdefault(DELIVERED + name, models[name])  # unless a better model is already delivered
                     models[name] = ends.plain
                     notes["carried"][name] = 0.0
                 if said["delivered"]:
@@ -122,7 +122,7 @@ def _candidates(ends: Ends, line: Line) -> Iterator[State]:
 
 
 def _others(ends: Ends) -> list[State]:
-    """What is judged beside the line: the student's early states, then the average by examples."""
+    """The candidates beside the line: the student's early states, then the average by examples."""
     return [*ends.snapshots, *([ends.plain] if ends.plain is not None else [])]
 
 
