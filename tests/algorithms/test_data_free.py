@@ -266,7 +266,7 @@ def test_what_they_cannot_do_is_said(tiny):
     with pytest.raises(FedstillError, match="same architecture"):
         create(Task(parse(tree)))
     tree["algorithm"] = {"name": "fedgen"}
-    with pytest.raises(FedstillError, match="equally wide"):
+    with pytest.raises(FedstillError, match="equal width"):
         create(Task(parse(tree)))
     with pytest.raises(FedstillError, match="conditional"):
         create(Task(tiny(algorithm={"name": "fedftg", "generator": {"kind": "dcgan"}}))).start()

@@ -178,14 +178,14 @@ def test_a_run_on_a_frozen_trunk_leaves_a_whole_model(tmp_path):
 
 def test_several_models_none_and_other_kinds_of_folders(result, tmp_path):
     found = run(tiny_config(model={"clients": ["mlp", "cnn-small"]}), tmp_path / "two")
-    with pytest.raises(FedstillError, match="leaves 2 models"):
+    with pytest.raises(FedstillError, match="this run has 2 models"):
         _ = found.model
     assert set(found.classifiers) == {"mlp", "cnn-small"}
     with pytest.raises(FedstillError, match=r"has 2 models: say which \(model\): cnn-small, mlp"):
         fedstill.load(tmp_path / "two")
     assert type(fedstill.load(tmp_path / "two", model="mlp").network).__name__ == "MLP"
     none = run(tiny_config(rounds=1, algorithm={"name": "fd"}), tmp_path / "fd")
-    with pytest.raises(FedstillError, match="leaves no model"):
+    with pytest.raises(FedstillError, match="no model on the server"):
         _ = none.model
     with pytest.raises(FedstillError, match="leaves no model"):
         fedstill.load(tmp_path / "fd")

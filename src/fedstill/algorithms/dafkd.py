@@ -324,7 +324,7 @@ class DaFKD(FedDF[DaFKDOptions]):
         """The generator, with ``state`` or its initial weights."""
         widths = {self.task.networks.get(name).feature_dim for name in self.task.networks.prototypes}
         if self.options.level == "features" and len(widths) > 1:
-            raise FedstillError(f"level = 'features' needs models whose features are equally wide, not {sorted(widths)}")
+            raise FedstillError(f"level = 'features' needs models with features of equal width, not {sorted(widths)}")
         part = self.options.generator
         return generator_for(self.task, part.kind, state, noise_dim=part.noise_dim, feature_dim=min(widths), **part.options)
 
