@@ -82,7 +82,7 @@ def judged(accuracy: float, draw: np.random.Generator) -> dict[str, Any]:
 
 
 def confusion(seed: int) -> dict[str, Any]:
-    """Of each class nine of twelve samples are right, two are taken for the next class and one for any."""
+    """Of each class nine of twelve samples are correct, two are predicted as the next class and one as any."""
     draw = np.random.default_rng(seed)
     tables = {}
     for domain in DOMAINS:

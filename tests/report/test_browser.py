@@ -281,7 +281,7 @@ def test_the_verdict_stands_on_top(page):
     assert box.get_attribute("data-kind") == "winner"
     said = box.text
     assert said.startswith("Take dafkd:")
-    for part in ("95 % interval", "3 seeds in pairs", "as much as feddf", "The ensemble of dafkd is"):
+    for part in ("95 % interval", "3 seeds, paired", "as much as feddf", "The ensemble of dafkd is"):
         assert part in said
     assert box.location["y"] < page.find_element("id", "summary").location["y"]
     drawn = page.execute_script("return document.getElementById('chart-verdict').data.map((t) => [t.name, t.x, t.error_x.array])")
@@ -321,7 +321,8 @@ def test_what_is_taken_for_what(page, comparison):
     assert [[int(cell or 0) for cell in row] for row in text] == summed
     assert all((z[i][j] > 0) == (i == j) for i in range(10) for j in range(10) if summed[i][j])
     right = 100 * sum(summed[i][i] for i in range(10)) / sum(map(sum, summed))
-    assert page.execute_script(f"return {figure}.querySelector('p').textContent").startswith(f"{right:.1f} % right; most often")
+    said = page.execute_script(f"return {figure}.querySelector('p').textContent")
+    assert said.startswith(f"{right:.1f} % correct; most frequent error")
 
 
 @pytest.fixture(scope="module")
@@ -405,7 +406,7 @@ def test_zero_has_no_minus_and_virtual_features_are_told_of(browser, odd):
     covered = browser.find_element("id", "coverage-table").text.split("\n")
     assert covered == ["client fedd3a", "site-0 50 %", "site-1 90 %", "mean 70 %"]
     text = browser.execute_script("return document.body.innerText")
-    assert "0.00 points a round" in text
+    assert "0.00 points per round" in text
     for minus in "-−":
         assert f"{minus}0.00" not in text
 

@@ -161,7 +161,8 @@ def test_harm_is_said_of_what_is_carried_on_and_explained_where_the_system_leads
     assert {name: found["harm"] for name, found in told.items()} == {"bold": False, "plain": True, "meek": True}
     assert data["verdict"]["leader"] == "meek"
     assert told["meek"]["text"].endswith(data["verdict"]["why"])
-    assert data["verdict"]["why"].startswith("meek leads although what it carries on is 1.0 points worse than the average")
+    why = "meek leads although the model that it carries on is 1.0 points worse than the average"
+    assert data["verdict"]["why"].startswith(why)
     assert "leads" not in told["plain"]["text"]
 
 
@@ -184,7 +185,7 @@ def test_how_well_virtual_features_cover_the_sites(tmp_path, monkeypatch):
     monkeypatch.setattr("fedstill.report.coverages._MOST_CLIENTS", 1)
     found = data_of(build_page([tmp_path]))["coverages"]
     assert [c["id"] for c in found["clients"]] == ["mnist-0"], "the worst"
-    assert found["note"] == "The 1 of 2 clients that are covered worst are shown."
+    assert found["note"] == "Only the 1 of 2 clients covered worst are shown."
     assert data_of(build_page([tmp_path / "other"]))["coverages"] is None
 
 
@@ -261,7 +262,7 @@ def test_a_page_is_made_whatever_is_lost(tmp_path, lost, how):
         (tmp_path / lost).write_bytes(b"" if how == "empty" else bytes(range(256)))
     run = data_of(build_page([tmp_path]))["runs"][0]
     told = any(lost in problem for problem in run["problems"])
-    # An empty configuration is a valid one; the list of clients and the tables of what is taken for what are optional.
+    # An empty configuration is a valid one; the list of clients and the confusion matrices are optional.
     assert told or (how, lost) in {("empty", "config.toml"), ("missing", "clients.json"), ("missing", "confusion.json")}
 
 

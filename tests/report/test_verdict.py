@@ -52,7 +52,7 @@ def test_a_clear_winner_is_taken_and_its_cost_told():
     found = judged(system("a", GOOD), system("b", BEST, sent=2_000_000, seconds=25.0), system("c", POOR))
     assert (found.kind, found.leader) == ("winner", "b")
     assert found.headline == "Take b: 2.93 points more accurate than a, the next best."
-    assert "95 % interval +2.65 to +3.22 points, 3 seeds in pairs; all others are clearly behind too" in found.sure
+    assert "95 % interval +2.65 to +3.22 points, 3 seeds, paired; all others are clearly behind too" in found.sure
     assert found.cost == "b sends 2.0 times as much as a (2.0 against 1.0 MB) and takes 2.5 times as long (25.0 against 10.0 s)."
     assert [d.over for d in found.differences] == ["a", "c"], "the next best first"
     assert found.line.startswith("take b: +2.93 points over a (95 % interval +2.65 to +3.22, 3 seeds); sends 2.0 times as much")
@@ -69,7 +69,7 @@ def test_a_tie_is_called_one_and_the_cheaper_named():
     found = judged(system("a", [0.80, 0.84, 0.82], sent=500_000), system("b", [0.83, 0.82, 0.83]), system("c", POOR))
     assert (found.kind, found.leader) == ("tie", "b")
     assert found.headline == "No clear winner between b and a."
-    assert "More seeds may tell them apart." in found.sure
+    assert "More seeds may separate them." in found.sure
     assert "c is clearly behind b." in found.sure
     assert found.cost.startswith("The cheapest of them is a: it sends 0.50 times as much as b")
     assert found.line.startswith("no clear winner between b and a: +0.67 points over a (95 % interval −")
@@ -93,7 +93,7 @@ def test_one_sample_more_is_no_winner_however_much_seeds_agree():
     ahead, behind = [81 / 84, 80 / 84, 79 / 84], [80 / 84, 79 / 84, 78 / 84]
     found = judged(with_samples(system("a", ahead), 28, 28, 28), with_samples(system("b", behind), 28, 28, 28))
     assert found.kind == "tie"
-    assert "The test samples are too few to tell them apart." in found.sure
+    assert "The test samples are too few to separate them." in found.sure
     assert "95 % interval −1.14 to +3.52, 3 seeds" in found.line
     found = judged(with_samples(system("a", ahead), 2800, 2800, 2800), with_samples(system("b", behind), 2800, 2800, 2800))
     assert found.kind == "winner", "of 8,400 samples they are a hundred"
@@ -126,13 +126,13 @@ def test_with_missing_seeds_only_those_in_common_count():
     assert found.headline.startswith("Take b: 5.05 points")
     again = judged(system("a", [0.9, 0.80, 0.811]), system("b", [0.75, 0.76], seeds=[1, 2]))
     assert again.leader == "a"
-    assert "Of 3 seeds of a only some are compared with b (seeds 1, 2)." in again.sure
+    assert "a has 3 seeds, of which only some are shared with b (seeds 1, 2)." in again.sure
 
 
 def test_a_system_with_one_seed_does_not_stop_the_others():
     found = judged(system("a", GOOD), system("b", BEST), system("c", [0.99]))
     assert (found.kind, found.leader) == ("winner", "b")
-    assert "Not compared, for want of two seeds that b has: c." in found.sure
+    assert "Not compared, because fewer than two seeds are shared with b: c." in found.sure
 
 
 def test_unfinished_runs_are_left_out():
@@ -162,14 +162,14 @@ def judge(scores, delivered, carried):
 def test_why_the_ensemble_and_what_is_kept_of_it():
     rounds = [line(0.83, 0.80, 0.84), line(0.85, 0.82, 0.86)]
     assert judged(system("b", BEST, rounds=rounds), system("a", GOOD)).why == (
-        "The ensemble of b is 4.0 points above the average of the clients' models, and what it delivers keeps 3.0 of them."
+        "The ensemble of b is 4.0 points above the average of the clients' models, and the delivered model keeps 3.0 of them."
     )
 
 
 def test_why_a_system_leads_although_its_distillation_costs_points():
     rounds = [line(0.83, 0.84, 0.86), line(0.85, 0.86, 0.88)]
     found = judged(system("b", BEST, rounds=rounds), system("a", GOOD))
-    assert found.why.startswith("b leads although distillation costs it 1.0 points a round: the average of its clients")
+    assert found.why.startswith("b leads although distillation costs it 1.0 points per round: the average of its clients")
     assert found.why.endswith("ends 3.9 points above a.")
 
 
@@ -177,7 +177,7 @@ def test_why_a_system_leads_although_what_it_carries_on_is_worse():
     rounds = [line(0.84, 0.83, 0.86, line=judge([0.80, 0.81, 0.79], 0.5, 1.0))]
     found = judged(system("b", BEST, rounds=rounds), system("a", GOOD))
     assert found.why == (
-        "b leads although what it carries on is 1.0 points worse than the average, by its judge: what it delivers is another "
+        "b leads although the model that it carries on is 1.0 points worse than the average, by its judge: it delivers another "
         "point of the line, 1.0 points above the average."
     )
 
@@ -185,7 +185,7 @@ def test_why_a_system_leads_although_what_it_carries_on_is_worse():
 def test_why_one_that_distils_nothing_leads():
     rounds = [line(0.81, 0.83)]
     assert judged(system("b", BEST), system("a", GOOD, rounds=rounds)).why == (
-        "b distils nothing, and the distillation of a costs 2.0 points a round."
+        "b does not distil, and the distillation of a costs 2.0 points per round."
     )
 
 
@@ -198,13 +198,13 @@ def test_why_by_domain_where_nothing_is_distilled():
 def test_harm_is_what_is_carried_on_and_the_judge_says_where_there_is_one():
     without = distilled(system("a", [0.8], rounds=[line(0.79, 0.80), line(0.80, 0.81), line(0.888, 0.9)]))
     assert without.harm
-    assert without.text == "−1.07 points a round on average; worse after distillation in 3 of 3 rounds."
+    assert without.text == "−1.07 points per round on average; worse after distillation in 3 of 3 rounds."
     # worse on the test data, not by the judge
     fine = distilled(system("a", [0.8], rounds=[line(0.79, 0.80, line=judge([0.70, 0.75, 0.72], 0.5, 1.0))]))
     assert not fine.harm
     assert fine.text == (
-        "Delivered: −1.00 points a round against the average. Carried on, by the clients' scores: +2.00 points a round; worse "
-        "than the average in 0 of 1 round."
+        "Delivered: −1.00 points per round against the average. Carried on, by the clients' scores: +2.00 points per round; "
+        "worse than the average in 0 of 1 round."
     )
     # better on the test data, and what is carried on is worse by the judge
     assert distilled(system("a", [0.8], rounds=[line(0.82, 0.80, line=judge([0.70, 0.75, 0.69], 0.5, 1.0))])).harm
@@ -216,14 +216,15 @@ def test_a_loss_that_may_be_chance_is_no_harm_and_is_said():
     scores = [[0.70, 0.69], [0.75, 0.74], [0.80, 0.815]] * 2
     found = distilled(system("a", [0.8], rounds=[line(0.81, 0.80, line=judge([s, s, t], 0.0, 1.0)) for s, t in scores]))
     assert not found.harm
-    assert "−0.17 points a round, which may be chance (95 % interval −1.52 to +1.19); worse than the average in 4" in found.text
+    chance = "−0.17 points per round, which may be chance (95 % interval −1.52 to +1.19); worse than the average in 4"
+    assert chance in found.text
     # a large loss, and then a small one in every round: the interval is wide, and still it is no chance
     losses = [line(0.4, 0.8), *[line(0.79, 0.8)] * 5]
     assert distilled(system("a", [0.8], rounds=losses)).harm
     # what is lost is less than is shown
     nothing = distilled(system("a", [0.8], rounds=[line(0.80001, 0.80002)] * 3))
     assert not nothing.harm
-    assert nothing.text == "0.00 points a round on average; worse after distillation in 0 of 3 rounds."
+    assert nothing.text == "0.00 points per round on average; worse after distillation in 0 of 3 rounds."
 
 
 def test_zero_has_no_minus():

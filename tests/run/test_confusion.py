@@ -1,4 +1,4 @@
-"""What is taken for what, as a run leaves it: the tables say the same as the history."""
+"""The confusion matrices that a run writes: the tables say the same as the history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables, figures and the page: what a run wrote, made visible."""
+"""Tables, figures and the report page, made from the files of runs."""
 
 from fedstill.report.page import build_page
 from fedstill.report.runs import Run, load_run, load_runs

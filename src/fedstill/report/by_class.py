@@ -1,4 +1,4 @@
-"""What the page shows class by class: who holds what, and what is taken for what."""
+"""What the page shows class by class: the partition of the data, and confusion matrices."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedstill.report.tables import Row
 __all__ = ["confusions", "partitions"]
 
 _MOST_CLIENTS_HELD = 120
-_MOST_CELLS = 200_000  # of all tables of what is taken for what: about 1 MB of the page
+_MOST_CELLS = 200_000  # of all confusion matrices: about 1 MB of the page
 
 
 def partitions(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Who holds what, once for all the runs that share it."""
+    """The samples of each class that every client holds, once for all runs that share the partition."""
     found: dict[str, dict[str, Any]] = {}
     for run, name in zip(runs, names, strict=True):
         held = [
@@ -41,7 +41,7 @@ def partitions(runs: Sequence[Run], names: Sequence[str]) -> list[dict[str, Any]
 
 
 def confusions(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], str]:
-    """For each system what its models take for what, by test domain, summed over its seeds; and what was left out."""
+    """The confusion matrices of each system by test domain, summed over its seeds, and a note on systems left out."""
     found: list[dict[str, Any]] = []
     cells, left_out = 0, 0
     for place, row in enumerate(rows):
@@ -57,7 +57,7 @@ def confusions(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], str]:
         cells += size
         domains = {name: _added([table["domains"][name] for table in tables if name in table["domains"]]) for name in names}
         found.append({"method": place, "seeds": len(tables), "classes": tables[0]["classes"], "domains": domains})
-    note = f"The tables of {count(left_out, 'system')} are left out to keep the page small; they are in the run folders."
+    note = f"The matrices of {count(left_out, 'system')} are left out to keep the page small; they are in the run folders."
     return found, note if left_out else ""
 
 

@@ -1,4 +1,4 @@
-"""How much of each site's features the features that are drawn from its statistics cover."""
+"""Coverage: the share of each site's features that the features drawn from its statistics cover."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MOST_CLIENTS = 40
 
 
 def coverages(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """A line a client and a column a system, means over seeds; of many clients those that are covered worst. None where no run
-    drew from statistics."""
+    """One row per client and one column per system, means over seeds; of many clients, those covered worst. None if no run drew
+    from statistics."""
     found = {row.label: _by_client(row.runs) for row in rows}
     found = {label: clients for label, clients in found.items() if clients}
     names = list(dict.fromkeys(name for clients in found.values() for name in clients))
@@ -32,12 +32,12 @@ def coverages(rows: Sequence[Row]) -> dict[str, Any] | None:
             for n in shown
         ],
         "mean": [_cell([fmean(values) for values in zip(*clients.values(), strict=True)]) for clients in found.values()],
-        "note": f"The {len(shown)} of {len(names)} clients that are covered worst are shown." if len(shown) < len(names) else "",
+        "note": f"Only the {len(shown)} of {len(names)} clients covered worst are shown." if len(shown) < len(names) else "",
     }
 
 
 def _by_client(runs: Sequence[Run]) -> dict[str, tuple[float, float]]:
-    """By client, in its first and in its last round; the mean over seeds."""
+    """The coverage of each client in its first and in its last round, as means over seeds."""
     told: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
         rounds = [covered for line in run.history if (covered := line.get("statistics", {}).get("coverage"))]

@@ -1,7 +1,7 @@
-"""What distillation did for a system: what it delivered, what it carried on, and whether that was worse than the average.
+"""The effect of distillation in a system: the model delivered, the model carried on, and whether it was worse than the average.
 
-Where a judge compared points between the average and the student (``line`` in the history), the model that is delivered and the
-one that the next round starts from may differ. Harm is said of the second: it is what distillation does to the run.
+If a judge compared points between the average and the student (``line`` in the history), the delivered model and the one that
+the next round starts from may differ. Harm refers to the second, because that is what distillation does to the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Distilled", "carried_gain", "delivered_gain", "distilled", "distils"
 
 
 def distils(run: Run) -> bool:
-    """Whether something was distilled: there was an ensemble, a judge, or another model than the average was evaluated."""
+    """Whether the run distils: it has an ensemble or a judge, or it evaluated a model other than the average."""
     return any(
         bool(line.get("line"))
         or (
@@ -38,8 +38,8 @@ def delivered_gain(line: Line) -> float | None:
 
 
 def carried_gain(line: Line) -> float | None:
-    """How much better the model that is carried on is than the average: as the judge scored it, the mean over prototypes; where
-    nobody judged the two are one model, and the test data say.
+    """How much better the model that is carried on is than the average, by the judge's scores, as the mean over prototypes.
+    Without a judge the delivered model is carried on, and the test data decide.
 
     >>> judged = {"points": [0.0, 0.5, 1.0], "scores": {"mlp": [0.70, 0.72, 0.60]}, "carried": {"mlp": 0.75}}
     >>> round(carried_gain({"round": 1, "accuracy": 0.8, "merged_accuracy": 0.7, "line": judged}), 4)
@@ -54,7 +54,7 @@ def carried_gain(line: Line) -> float | None:
 
 
 def score_at(points: Sequence[float], scores: Sequence[float], t: float) -> float:
-    """The judge's score at ``t``; between two points that were compared, on the straight line.
+    """The judge's score at ``t``, interpolated linearly between the points that were compared.
 
     >>> score_at([0.0, 0.5, 1.0], [0.5, 0.7, 0.6], 0.25)
     0.6
@@ -67,46 +67,46 @@ def score_at(points: Sequence[float], scores: Sequence[float], t: float) -> floa
 
 
 def judges(line: Line) -> bool:
-    """Whether somebody scored the points of this round."""
+    """Whether a judge scored the points of this round."""
     return bool((line.get("line") or {}).get("scores"))
 
 
 @dataclass(frozen=True)
 class Distilled:
-    """Over all rounds and seeds of a system, in fractions of accuracy against the average; a value a round that says."""
+    """Differences of accuracy from the average, as fractions: a value for each round of each seed that has one."""
 
     delivered: list[float]
     carried: list[float]
     ensemble: list[float]
-    judge: str  # who scored the points; empty where nobody did
+    judge: str  # who scored the points; empty without a judge
 
     @property
     def harm(self) -> bool:
-        """Whether what is carried on is worse than the average: on the whole, to a hundredth of a point, and by more than
-        chance, as far as the rounds can say: by the interval of their mean, or because nearly all of them are. Of a single
-        round its sign counts."""
+        """Whether the model carried on is worse than the average, by a hundredth of a point or more and by more than chance:
+        the interval of the mean over the rounds is below zero, or nearly all rounds are worse. For a single round, the sign
+        decides."""
         if not self.carried or not _worse(fmean(self.carried)):
             return False
         return fmean(self.carried) + (half_interval(self.carried) or 0.0) < 0 or _nearly_all_worse(self.carried)
 
     @property
     def text(self) -> str:
-        """What it came to, in a sentence or two."""
+        """The result, in one or two sentences."""
         worse = f"in {sum(map(_worse, self.carried))} of {count(len(self.carried), 'round')}"
         if not self.carried:
             return ""
         if not self.judge:
-            return f"{points(fmean(self.carried))} points a round on average{self._chance}; worse after distillation {worse}."
-        said = f"Delivered: {points(fmean(self.delivered))} points a round against the average. " if self.delivered else ""
+            return f"{points(fmean(self.carried))} points per round on average{self._chance}; worse after distillation {worse}."
+        said = f"Delivered: {points(fmean(self.delivered))} points per round against the average. " if self.delivered else ""
         carried = (
-            f"Carried on, by {_whose(self.judge)}: {points(fmean(self.carried))} points a round{self._chance}; worse than the "
+            f"Carried on, by {_whose(self.judge)}: {points(fmean(self.carried))} points per round{self._chance}; worse than the "
             f"average {worse}."
         )
         return said + carried
 
     @property
     def _chance(self) -> str:
-        """Said of a loss that may be chance."""
+        """A remark on a loss that may be chance."""
         mean = fmean(self.carried)
         if self.harm or not _worse(mean):
             return ""
@@ -121,7 +121,7 @@ def _worse(gain: float) -> bool:
 
 
 def _nearly_all_worse(gains: Sequence[float]) -> bool:
-    """The sign test: whether as many losses would be rare if losses and gains were equally likely.
+    """The sign test: whether this many losses would be rare if losses and gains were equally likely.
 
     >>> _nearly_all_worse([-0.4, *[-0.01] * 5]), _nearly_all_worse([-0.4, *[-0.01] * 4, 0.01])
     (True, False)
@@ -138,7 +138,7 @@ def _whose(judge: str) -> str:
 
 
 def distilled(runs: Sequence[Run]) -> Distilled | None:
-    """What distillation did in the runs of one system; None where nothing was distilled."""
+    """The effect of distillation in the runs of one system; None if nothing was distilled."""
     lines = [line for run in runs if distils(run) for line in run.history]
     if not lines:
         return None
@@ -151,7 +151,7 @@ def distilled(runs: Sequence[Run]) -> Distilled | None:
 
 
 def line_data(lines: Sequence[Line]) -> dict[str, Any] | None:
-    """What a run tells of its judge, for the page: by prototype the points, their scores in each round, and what was taken."""
+    """The judge of a run, for the page: for each prototype the points, their scores in each round, and the points chosen."""
     having = [line for line in lines if line.get("line")]
     if not having:
         return None
@@ -176,11 +176,11 @@ def line_data(lines: Sequence[Line]) -> dict[str, Any] | None:
 
 
 def _early(line: Line) -> list[str]:
-    """The prototypes of which a state of the student before its last step was delivered: no point of the line."""
+    """The prototypes for which an early snapshot of the student was delivered, which is not a point of the line."""
     return [name for name, found in line["line"].get("snapshots", {}).items() if found["delivered"] is not None]
 
 
 def _scores(line: Line, name: str, points: Sequence[float]) -> list[float] | None:
-    """Of a round whose points are those of the last one; a resumed run may have changed them."""
+    """The scores of a round; None if its points differ from those of the last round, which a resumed run may have changed."""
     found: list[float] | None = line["line"]["scores"].get(name)
     return found if line["line"]["points"] == points else None

@@ -51,7 +51,7 @@ def evaluation_page(model: str, found: Mapping[str, Confusion]) -> str:
 <main>
 {body}
 </main>
-<footer><p>Made by fedstill {__version__}. This page is whole: it loads nothing.</p></footer>
+<footer><p>Made by fedstill {__version__}. This page is self-contained: it loads nothing.</p></footer>
 </body>
 </html>
 """
@@ -65,25 +65,25 @@ def _section(source: str, found: Confusion) -> str:
 <div class="scroll" tabindex="0" role="region" aria-label="Figures by class">
 <table>{_row("th", ["class", "samples", "precision %", "recall %", "F1 %"])}
 {"".join(_row("td", row) for row in found.rows())}</table></div>
-<h3>What is taken for what</h3>
+<h3>Confusion matrix</h3>
 {_matrix(found)}
 </section>"""
 
 
 def _matrix(found: Confusion) -> str:
-    """Counts, coloured by their share of the class: what is right as on the page of runs blue, what is wrong orange."""
+    """Counts, coloured by their share of the class: correct ones blue and errors orange, as on the page of runs."""
     if len(found.classes) > MOST_CLASSES:
         rows = [[truth, taken, f"{count:,}"] for truth, taken, count in found.worst[:MOST_MISTAKES]]
-        lead = f"<p class='why'>Too many classes for a matrix; the {counted(len(rows), 'most frequent mistake')}.</p>"
-        return f"{lead}<table>{_row('th', ['is', 'taken for', 'samples'])}{''.join(_row('td', row) for row in rows)}</table>"
-    lines = [_row("th", ["is \\ taken for", *found.classes])]
+        lead = f"<p class='why'>There are too many classes for a matrix. The {counted(len(rows), 'most frequent mistake')}:</p>"
+        return f"{lead}<table>{_row('th', ['is', 'predicted as', 'samples'])}{''.join(_row('td', row) for row in rows)}</table>"
+    lines = [_row("th", ["is \\ predicted as", *found.classes])]
     for truth, (name, counts) in enumerate(zip(found.classes, found.matrix.tolist(), strict=True)):
         cells = "".join(_cell(count, sum(counts), taken == truth) for taken, count in enumerate(counts))
         lines.append(f"<tr><th scope='row'>{escape(name)}</th>{cells}</tr>\n")
     return (
-        "<p class='why'>Samples of each class (down) by the class that the model gives them (across); the stronger the colour, "
-        "the larger the share of the class: blue is right, orange wrong.</p>\n"
-        "<div class='scroll' tabindex='0' role='region' aria-label='What is taken for what'>"
+        "<p class='why'>Samples of each class (down) by predicted class (across). The stronger the colour, the larger the share "
+        "of the class: blue is correct, orange wrong.</p>\n"
+        "<div class='scroll' tabindex='0' role='region' aria-label='Confusion matrix'>"
         f"<table class='matrix'>{''.join(lines)}</table></div>"
     )
 

@@ -1,4 +1,4 @@
-"""Figures as PNG files: how much each teacher counts for each domain of the pool, and where samples lie in feature space."""
+"""Figures as PNG files: the weight of each teacher for each domain of the pool, and samples in feature space."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = ["draw_features", "draw_weights", "features_of", "flatten", "teacher_w
 def teacher_weights(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
     """Server domain -> {teacher's domain: mean weight in the last round that has weights}, over runs with different pools.
 
-    Runs of the same system and pool (seeds) are averaged, and a domain's clients summed. Where there are several systems, a row
-    says which is its own.
+    Runs of the same system and pool (seeds) are averaged, and a domain's clients are summed. If there are several systems, each
+    row names its own.
 
     >>> line = {"weights_by_domain": {"blended": {"mnist-0": 0.5, "mnist-1": 0.25, "usps-0": 0.25}}}
     >>> teacher_weights([Run(Path("a"), history=[line])])
@@ -72,9 +72,9 @@ def draw_weights(weights: Mapping[str, Mapping[str, float]], path: Path) -> Path
 
 
 def features_of(folder: Path, classes: int, samples: int, seed: int = 0) -> tuple[torch.Tensor, np.ndarray, np.ndarray, Task]:
-    """Features by the run's final model of test samples of every domain: (n, d), domain numbers, labels, and the task.
+    """Features of test samples of every domain under the run's final model: (n, d), domain numbers, labels, and the task.
 
-    ``samples`` of each domain, of the first ``classes`` classes.
+    There are at most ``samples`` of each domain, from the first ``classes`` classes.
     """
     config, model = folder / "config.toml", folder / "model.safetensors"
     if not config.exists() or not model.exists():

@@ -1,4 +1,4 @@
-"""Following runs in the browser: a small server for this machine alone, whose page asks for newer data."""
+"""Following runs in the browser: a small local server whose page polls for newer data."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _WATCHED = ("history.jsonl", "summary.json", "config.toml", "clients.json", "con
 
 
 def live_server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
-    """A server of the page on 127.0.0.1, not yet serving; call ``serve_forever``. Port 0 takes a free one.
+    """A server for the page on 127.0.0.1, not yet serving; call ``serve_forever``. Port 0 chooses a free port.
 
-    Only requests that name this very address are answered: a page elsewhere that points a name of its own at
-    127.0.0.1 gets nothing.
+    Only requests whose ``Host`` is this address are answered: a foreign page that resolves its own name to 127.0.0.1 gets
+    nothing (DNS rebinding).
     """
     places = [Path(folder) for folder in folders]
-    find_runs(places)  # a folder that is not there is told now, not in the browser
+    find_runs(places)  # a missing folder is reported now, not in the browser
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.headers.get("Host") not in (f"127.0.0.1:{server.server_port}", f"localhost:{server.server_port}"):
-                self._answer(403, "text/plain", "this server answers its own machine only")
+                self._answer(403, "text/plain", "this server answers only its own machine")
                 return
             path = urlsplit(self.path).path
             if path == "/":
@@ -43,7 +43,7 @@ def live_server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
                 else:
                     self._answer(200, "application/json", json.dumps(_data(places) | {"live": True}), stamp)
             else:
-                self._answer(404, "text/plain", "not here")
+                self._answer(404, "text/plain", "not found")
 
         def _answer(self, status: int, kind: str, text: str, stamp: str | None = None) -> None:
             body = text.encode()
@@ -73,7 +73,7 @@ def _data(places: Sequence[Path]) -> dict[str, Any]:
 
 
 def _stamp(places: Sequence[Path]) -> str:
-    """Changes when any file that the page shows does."""
+    """A stamp that changes when any file that the page shows changes."""
     seen = []
     for folder in find_runs(places):
         pictures = [*folder.glob("samples/*.png"), *folder.glob("figures/*.png")]

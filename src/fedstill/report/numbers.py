@@ -1,4 +1,4 @@
-"""Numbers as words: signs, points, ratios, and how sure a mean is; never a zero with a minus."""
+"""Numbers as text: signs, points, ratios, and the interval of a mean; never a negative zero."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEVEL = 0.95  # of the intervals
 
 
 def fixed(value: float, digits: int) -> str:
-    """``value`` with so many digits; what rounds to zero is zero.
+    """``value`` with ``digits`` decimals, without a negative zero.
 
     >>> fixed(-0.001, 2), fixed(-1.5, 1)
     ('0.00', '-1.5')
@@ -35,7 +35,7 @@ def points(fraction: float, digits: int = 2) -> str:
 
 
 def times(ratio: float) -> str:
-    """How many times as much, before 'as'; nothing where it is as much.
+    """A ratio to be followed by 'as much'; empty if it is about 1.
 
     >>> times(2.04), times(1.01), times(0.5), times(0.001), times(120.0)
     ('2.0 times ', '', '0.50 times ', '0.001 times ', '120 times ')
@@ -55,7 +55,7 @@ def times(ratio: float) -> str:
 
 
 def count(n: int, noun: str) -> str:
-    """A number of things.
+    """A number with its noun, in the plural if needed.
 
     >>> count(1, "seed"), count(2, "seed")
     ('1 seed', '2 seeds')
@@ -64,7 +64,7 @@ def count(n: int, noun: str) -> str:
 
 
 def sequence(words: Sequence[str]) -> str:
-    """Words as they are listed in a sentence.
+    """Words as a list in a sentence.
 
     >>> sequence(["a"]), sequence(["a", "b", "c"])
     ('a', 'a, b and c')
@@ -73,14 +73,14 @@ def sequence(words: Sequence[str]) -> str:
 
 
 def half_interval(values: Sequence[float]) -> float | None:
-    """Half of the width of the interval of the mean (Student's t); None for one value, which says nothing of chance.
+    """Half of the width of the confidence interval of the mean (Student's t); None for a single value.
 
     >>> round(half_interval([1.0, 2.0, 3.0]), 3), half_interval([1.0])
     (2.484, None)
     """
     if len(values) < 2:
         return None
-    from scipy.special import stdtrit  # slow, and most of what reads runs needs none of it
+    from scipy.special import stdtrit  # slow, and most callers do not need it
 
     error = statistics.stdev(values) / math.sqrt(len(values))
     return float(stdtrit(len(values) - 1, (1 + LEVEL) / 2)) * error

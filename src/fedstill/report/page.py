@@ -1,6 +1,6 @@
-"""One self-contained page for any runs: the data as JSON beside the charts that draw it; nothing is loaded.
+"""One self-contained page for any runs: the data as JSON and the scripts that draw it; nothing is loaded.
 
-``page.html``, ``page.css`` and the scripts are plain files; here the run folders become the JSON that they show.
+``page.html``, ``page.css`` and the scripts are plain files; this module turns the run folders into the JSON that they show.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fedstill.report.verdict import Verdict, verdict
 
 __all__ = ["build_page", "page_data", "render"]
 
-# In the order in which they stand on the page: first what draws figures, then what fills the page with them.
+# In the order of the page: first the scripts that draw figures, then those that fill the page with them.
 SCRIPTS = ("looks", "curves", "bars", "maps", "elements", "overview", "distillation", "sections", "table", "page")
 
 
 def build_page(folders: Iterable[Path], out: Path | None = None) -> Path:
-    """Write the page of every run among and below ``folders``; returns where it is.
+    """Write the page of every run among and below ``folders``; return its path.
 
-    Without ``out`` the page of one folder is its ``report.html``, that of several ``report.html`` here.
+    Without ``out``, the page is ``report.html`` in the folder if there is one folder, otherwise in the current folder.
     """
     places = [Path(folder) for folder in folders]
     found = find_runs(places)
@@ -58,7 +58,7 @@ def build_page(folders: Iterable[Path], out: Path | None = None) -> Path:
 
 
 def page_data(runs: Sequence[Run], root: Sequence[Path] = ()) -> dict[str, Any]:
-    """Everything that the page shows of ``runs``, ready for JSON."""
+    """Everything that the page shows about ``runs``, ready for JSON."""
     rows = summarise(list(runs))
     places = {id(run): place for place, run in enumerate(run for row in rows for run in row.runs)}
     ordered = [run for row in rows for run in row.runs]
@@ -93,7 +93,7 @@ def _title(rows: Sequence[Row], root: Sequence[Path]) -> str:
 
 
 def _names(runs: Sequence[Run], rows: Sequence[Row]) -> list[str]:
-    """What a run is called on the page: its method, and its seed; numbered where that is not enough."""
+    """The name of each run on the page: its method and its seed, numbered if that is not unique."""
     names: list[str] = []
     for row in rows:
         for run in row.runs:
@@ -168,7 +168,7 @@ def _table(methods: Sequence[Row]) -> dict[str, Any]:
 
 def render(data: dict[str, Any], live: bool = False) -> str:
     """The page as HTML text; a live one asks its own server for newer data."""
-    # Not even a mistake may load or send anything.
+    # The policy keeps even a bug from loading or sending anything.
     policy = (
         "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
         "form-action 'none'; base-uri 'none'"
@@ -193,6 +193,6 @@ def _file(name: str) -> str:
 
 @functools.cache
 def _plotly() -> str:
-    """The plotting library, compressed: every browser since 2023 unpacks it, and the page is a third of the size."""
+    """The plotting library, compressed: every browser since 2023 can unpack it, and the page has a third of the size."""
     source = (resources.files("plotly") / "package_data" / "plotly.min.js").read_bytes()
     return base64.b64encode(gzip.compress(source, mtime=0)).decode("ascii")

@@ -1,4 +1,4 @@
-"""The pictures of runs: samples of generators and figures, within the page's budget; and which of the samples are noise."""
+"""The pictures of runs: generator samples and figures, within the page's size budget; and which of the samples are noise."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:  # slow, and a page without pictures needs none
 
 __all__ = ["DECIDED", "Measures", "measures", "pictures", "what_is_wrong"]
 
-# The page has to stay easy to keep and to send: 6 MB with everything, of which the plotting library takes two.
+# The page must stay easy to store and send: at most 6 MB in all, of which the plotting library takes two.
 IMAGE_BYTES = 2_000_000
 
 GAP = 2  # pixels between the images of a sheet of samples
-# Grey levels are 0 to 1. Digits have 0.7 to 0.97, 0.11 to 0.3 and 0.2 to 0.3 in these; white noise has a neighbour of 0.
+# Grey levels are 0 to 1. Digits have values of 0.7 to 0.97, 0.11 to 0.3 and 0.2 to 0.3; white noise has a neighbour value of 0.
 LEAST_NEIGHBOUR, LEAST_WITHIN, LEAST_CONTRAST = 0.35, 0.03, 0.02
 LEAST_AGREEMENT = 0.5
 
 DECIDED = (
-    "Samples are called noise where neighbouring pixels have little to do with each other (correlation below "
-    f"{LEAST_NEIGHBOUR:g}; pictures of things have 0.7 and more), flat where an image has hardly any contrast, and repeated "
-    f"where the images of a class differ by less than {LEAST_WITHIN:.0%} of the grey levels."
+    "Samples are marked as noise if neighbouring pixels are hardly correlated (correlation below "
+    f"{LEAST_NEIGHBOUR:g}; pictures of objects have 0.7 and more), as flat if an image has hardly any contrast, and as repeated "
+    f"if the images of a class differ by less than {LEAST_WITHIN:.0%} of the grey levels."
 ).replace("%", " %")
 
 
 @dataclass(frozen=True)
 class Measures:
-    """Of a sheet of samples, grey levels from 0 to 1."""
+    """Measures of a sheet of samples, with grey levels from 0 to 1."""
 
     contrast: float  # standard deviation of the pixels of an image
     neighbour: float  # correlation of neighbouring pixels
-    within: float | None  # standard deviation of a pixel among the images of a class; None where the sheet has no columns
+    within: float | None  # standard deviation of a pixel among the images of a class; None if the sheet has no columns
 
 
 def pictures(runs: Sequence[Run], names: Sequence[str]) -> tuple[list[dict[str, str]], str]:
-    """Generator samples (the first, the middle and the last of each run) and figures, and what was left out."""
+    """Generator samples (the first, the middle and the last of each run) and figures, and a note on pictures left out."""
     found: list[dict[str, str]] = []
     left_out, size = 0, 0
     for run, name in zip(runs, names, strict=True):
@@ -81,7 +81,7 @@ def _round(path: Path) -> int | None:
 
 
 def measures(data: bytes, columns: int) -> Measures | None:
-    """Of a PNG with a column a class; None where it cannot be read."""
+    """The measures of a PNG with one column per class; None if it cannot be read."""
     # slow, and a page without pictures needs none
     import numpy as np
     from PIL import Image
@@ -89,7 +89,7 @@ def measures(data: bytes, columns: int) -> Measures | None:
     try:
         with Image.open(io.BytesIO(data)) as image:
             sheet = np.asarray(image.convert("L"), dtype=np.float64) / 255
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # damaged: the browser shows it as such
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # damaged: the browser shows this
         return None
     tiles = _tiles(sheet, columns)
     images = tiles if tiles is not None else sheet[None, None]
@@ -106,7 +106,8 @@ def measures(data: bytes, columns: int) -> Measures | None:
 
 
 def _tiles(sheet: np.ndarray, columns: int) -> np.ndarray | None:
-    """The images of a sheet, (rows, columns, height, width), where it is one: square images, white lines between them."""
+    """The images of a sheet, (rows, columns, height, width); None if the picture is not a sheet of square images with white
+    lines between them."""
     high, wide = sheet.shape
     if columns < 1 or (wide - GAP) % columns or (side := (wide - GAP) // columns - GAP) < 2 or (high - GAP) % (side + GAP):
         return None
@@ -119,8 +120,8 @@ def _tiles(sheet: np.ndarray, columns: int) -> np.ndarray | None:
 
 
 def what_is_wrong(found: Measures | None, noted: Mapping[str, float]) -> str:
-    """What a reader should know of samples before looking for something in them; empty where nothing is wrong. ``noted`` is what
-    the run's history says of its generator.
+    """What is wrong with samples, for the reader of the page; empty if nothing is. ``noted`` is what the run's history says about
+    its generator.
 
     >>> what_is_wrong(Measures(0.3, 0.05, 0.01), {})
     'noise (neighbouring pixels correlate by 0.05), repeated (the images of a class differ by 1.0 %)'

@@ -1,4 +1,4 @@
-"""The files of a run's folder, whole, unfinished or damaged: what can be read of them, and what is wrong, as a line each."""
+"""Read the files of a run folder, whether complete, unfinished or damaged, and describe each problem in one line."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _SHARES = ("accuracy", "merged_accuracy", "ensemble_accuracy")
 _NUMBERS = (*_SHARES, "bytes_down", "bytes_up")
 _NUMBERS_BY_NAME = ("domains", "prototypes", "seconds", "weights", "losses", "generator")
 _NUMBERS_BY_TWO_NAMES = ("weights_by_domain", "distillation")
-_WORD = "kept"  # stands among a distillation's numbers: which model was kept
+_WORD = "kept"  # the only text among a distillation's numbers: which model was kept
 
 
 def number(value: Any) -> float | None:
-    """``value`` where it is a finite number, else None.
+    """``value`` if it is a finite number, otherwise None.
 
     >>> number(3), number(float("nan")), number("3"), number(True)
     (3, None, None, None)
@@ -35,7 +35,7 @@ def number(value: Any) -> float | None:
 
 
 def share(value: Any) -> float | None:
-    """``value`` where it is a number from 0 to 1, else None.
+    """``value`` if it is a number from 0 to 1, otherwise None.
 
     >>> share(0.5), share(7.0)
     (0.5, None)
@@ -45,7 +45,7 @@ def share(value: Any) -> float | None:
 
 
 def config_of(folder: Path, problems: list[str]) -> dict[str, Any]:
-    """The configuration, empty where it is missing or damaged."""
+    """The configuration; empty if it is missing or damaged."""
     text = _text(folder / "config.toml", problems)
     if text is None:
         return {}
@@ -57,7 +57,7 @@ def config_of(folder: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def summary_of(folder: Path, problems: list[str]) -> Summary:
-    """The summary, empty where it is missing or damaged."""
+    """The summary; empty if it is missing or damaged."""
     text = _text(folder / "summary.json", problems, ": the run is in progress or was interrupted")
     if text is None:
         return {}
@@ -69,7 +69,7 @@ def summary_of(folder: Path, problems: list[str]) -> Summary:
 
 
 def history_of(folder: Path, problems: list[str]) -> list[Line]:
-    """The rounds in order, each once; what a line should not hold is left out of it."""
+    """The rounds in order, each once, without unusable values."""
     text = _text(folder / "history.jsonl", problems)
     if text is None:
         return []
@@ -77,7 +77,7 @@ def history_of(folder: Path, problems: list[str]) -> list[Line]:
     unusable: dict[str, list[int]] = {}
     lines, damaged = sound_lines(text)
     for line in lines:
-        # A resumed run may repeat its last round: the later line is the one the model continued from.
+        # A resumed run may repeat its last round: the model continued from the later line.
         rounds[line["round"]], dropped = _clean(line)
         for name in dropped:
             unusable.setdefault(name, []).append(line["round"])
@@ -98,7 +98,7 @@ def history_of(folder: Path, problems: list[str]) -> list[Line]:
 
 
 def _clean(line: Line) -> tuple[Line, list[str]]:
-    """``line`` with every known field in the shape it should have, and the names of values that had to go."""
+    """``line`` with every known field in its expected form, and the names of unusable values."""
     unusable: list[str] = []
 
     def numbers(values: Any, name: str) -> dict[str, float]:
@@ -121,7 +121,7 @@ def _clean(line: Line) -> tuple[Line, list[str]]:
     for name in _NUMBERS_BY_TWO_NAMES:
         if name in cleaned:
             outer = cleaned[name] if isinstance(cleaned[name], dict) else {}
-            if any(number(value) is not None for value in outer.values()):  # a system with one student need not name it
+            if any(number(value) is not None for value in outer.values()):  # a system with one student may omit its name
                 outer = {"student": outer}
             cleaned[name] = {str(key): numbers(values, f"{name}.{key}") for key, values in outer.items()}
     if cleaned.get("line") is not None:
@@ -146,7 +146,7 @@ def _clean(line: Line) -> tuple[Line, list[str]]:
 
 
 def _judged(found: Any) -> dict[str, Any] | None:
-    """What a judge said of the points between average and student, in the shape it should have; None where it has not."""
+    """A judge's scores of the points between average and student, in their expected form; None if they do not have it."""
     points = found.get("points") if isinstance(found, dict) else None
     if not isinstance(points, list) or len(points) < 2 or any(share(p) is None for p in points) or sorted(set(points)) != points:
         return None
@@ -182,13 +182,13 @@ def clients_of(folder: Path, problems: list[str]) -> tuple[list[dict[str, Any]],
     classes = found.get("classes") if isinstance(found, dict) else None
     clients = found.get("clients") if isinstance(found, dict) else found
     if not isinstance(clients, list) or not all(isinstance(c, dict) and "id" in c for c in clients):
-        problems.append("clients.json is damaged: who holds what is not shown")
+        problems.append("clients.json is damaged: the partition is not shown")
         return [], []
     return clients, [str(c) for c in classes] if isinstance(classes, list) else []
 
 
 def confusion_of(folder: Path, problems: list[str]) -> Tables | None:
-    """The tables of ``confusion.json``; None where a run left none."""
+    """The tables of ``confusion.json``; None if the run wrote none."""
     path = folder / "confusion.json"
     text = _text(path, problems) if path.exists() else None
     if text is None:
@@ -197,13 +197,13 @@ def confusion_of(folder: Path, problems: list[str]) -> Tables | None:
     classes, domains = (found.get("classes"), found.get("domains")) if isinstance(found, dict) else (None, None)
     sound = isinstance(classes, list) and isinstance(domains, dict) and all(_square(t, len(classes)) for t in domains.values())
     if not sound:
-        problems.append("confusion.json is damaged: what is taken for what is not shown")
+        problems.append("confusion.json is damaged: confusion matrices are not shown")
         return None
     return {"classes": [str(c) for c in cast(list[Any], classes)], "domains": cast(dict[str, list[list[int]]], domains)}
 
 
 def _square(table: Any, size: int) -> bool:
-    """Whether ``table`` is a square of counts."""
+    """Whether ``table`` is a square matrix of counts."""
     return (
         isinstance(table, list)
         and len(table) == size

@@ -1,4 +1,4 @@
-"""What the page shows of one run: its rounds as columns, its weights, its losses, how to repeat it."""
+"""What the page shows about one run: its rounds as columns, its weights, its losses, the command to repeat it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedstill.run.history import Line
 __all__ = ["run_data"]
 
 _MOST_CLIENTS_WEIGHED = 24
-EQUAL = 0.005  # weights that differ by no more than this are alike
+EQUAL = 0.005  # weights that differ by no more than this count as equal
 
 
 def run_data(run: Run, name: str) -> dict[str, Any]:
-    """The run called ``name`` on the page, ready for JSON."""
+    """The data of ``run``, which the page calls ``name``, ready for JSON."""
     lines = run.history
     courses, courses_note = _courses(run)
     versions = run.summary.get("versions")
@@ -54,12 +54,12 @@ def run_data(run: Run, name: str) -> dict[str, Any]:
 
 
 def _points(gain: float | None) -> float | None:
-    """A difference of accuracies in points, to a hundredth and without a minus before zero."""
+    """A difference of accuracies in points, rounded to a hundredth, without a negative zero."""
     return None if gain is None else round(100 * gain, 2) + 0.0
 
 
 def _weighs(lines: Sequence[Line]) -> bool:
-    """Whether some round told clients apart."""
+    """Whether clients had different weights in any round."""
     tables = [line["weights"] for line in lines if line.get("weights")]
     tables += [weights for line in lines for weights in line.get("weights_by_domain", {}).values()]
     given = [[w for w in weights.values() if w is not None] for weights in tables]
@@ -69,7 +69,7 @@ def _weighs(lines: Sequence[Line]) -> bool:
 def _column(
     lines: Sequence[Line], name: Literal["merged_accuracy", "ensemble_accuracy", "bytes_down", "bytes_up"]
 ) -> list[float | None] | None:
-    """One value a round, or None where no round has any."""
+    """One value per round, or None if no round has one."""
     values: list[float | None] = [line.get(name) for line in lines]
     return values if any(value is not None for value in values) else None
 
@@ -86,7 +86,7 @@ def _short(value: float | None, digits: int | None) -> float | None:
 
 
 def _courses(run: Run) -> tuple[dict[str, dict[str, list[float | None]]], str]:
-    """What a run tells of each client round by round: weights, votes, contributions, whatever they are called."""
+    """Every field that has a number for each client, round by round: weights, votes, contributions and others."""
     clients = {str(client) for line in run.history for client in line.get("clients", [])}
     clients |= {str(client["id"]) for client in run.clients}
     fields = dict.fromkeys(field for line in run.history for field, value in line.items() if _is_by_client(value, clients))
@@ -102,12 +102,12 @@ def _courses(run: Run) -> tuple[dict[str, dict[str, list[float | None]]], str]:
         if len(course) > _MOST_CLIENTS_WEIGHED:
             weightiest = sorted(course, key=lambda client: -sum(w or 0.0 for w in course[client]))[:_MOST_CLIENTS_WEIGHED]
             courses[field] = {client: course[client] for client in course if client in weightiest}
-            note = f"The {len(weightiest)} of {len(course)} clients with the most weight are shown over the rounds."
+            note = f"Over the rounds, the {len(weightiest)} of {len(course)} clients with the largest weights are shown."
     return courses, note
 
 
 def _is_by_client(value: Any, clients: set[str]) -> bool:
-    """Whether a field of a round's line has a number for each of some clients."""
+    """Whether a field of a round's line maps clients to numbers."""
     return (
         isinstance(value, dict)
         and bool(value)
@@ -117,7 +117,7 @@ def _is_by_client(value: Any, clients: set[str]) -> bool:
 
 
 def _losses(lines: Sequence[Line]) -> dict[str, list[float | None]]:
-    """The losses by name; a distillation's first and last, and whatever is called a loss, are losses too."""
+    """The losses by name, including the first and last of each distillation and every field that ends in ``_loss``."""
     found = _by_name(lines, "losses", digits=6)
     for name in dict.fromkeys(key for line in lines for key in line if key.endswith("_loss")):
         found[name.replace("_", " ")] = [_significant(number(line.get(name))) for line in lines]
@@ -136,7 +136,7 @@ def _significant(value: float | None) -> float | None:
 
 
 def _weights_by_domain(lines: Sequence[Line]) -> dict[str, dict[str, dict[str, float]]]:
-    """The table pool domain x client, of the last round that has one and as the mean of those that do."""
+    """The table of pool domain x client: of the last round that has one, and the mean over all rounds that have one."""
     having = [line["weights_by_domain"] for line in lines if line.get("weights_by_domain")]
     if not having:
         return {}

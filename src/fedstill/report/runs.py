@@ -1,4 +1,4 @@
-"""Run folders read back: whole, unfinished or damaged, never an exception; ``Run.problems`` says what is wrong."""
+"""Read run folders, whether complete, unfinished or damaged, without an exception; ``Run.problems`` says what is wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RUN_FILES = ("history.jsonl", "config.toml", "summary.json")
 
 @dataclass(frozen=True)
 class Run:
-    """One run as its folder tells it; every value is None or empty where the folder does not say."""
+    """One run, as read from its folder; values that the folder lacks are None or empty."""
 
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Run:
 
     @property
     def algorithm(self) -> str:
-        """The system's name: the summary's, else the configuration's, else what the folder is called."""
+        """The system's name from the summary, otherwise from the configuration, otherwise the folder's name."""
         named = self.config.get("algorithm")
         name = self.summary.get("algorithm") or (named.get("name") if isinstance(named, dict) else named)
         if isinstance(name, str) and name:
@@ -46,7 +46,7 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        """The seed, where a file says it."""
+        """The seed, if a file or the folder's name has it."""
         for said in (self.summary.get("seed"), self.config.get("seed")):
             if isinstance(said, int):
                 return said
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def planned_rounds(self) -> int | None:
-        """How many rounds the configuration asks for."""
+        """The number of rounds in the configuration."""
         rounds = self.config.get("rounds")
         return rounds if isinstance(rounds, int) else None
 
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def final_accuracy(self) -> float | None:
-        """Accuracy after the last round that was evaluated."""
+        """Accuracy after the last evaluated round."""
         said = number(self.summary.get("final_accuracy"))
         return said if said is not None else next(reversed(self.accuracies), None)
 
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def kept_ensemble(self) -> float | None:
-        """The accuracy of the ensemble that the run kept; None where it kept none."""
+        """The accuracy of the ensemble that the run kept; None if it kept none."""
         kept = (self.folder / "ensemble" / "ensemble.json").is_file() and self.history
         return number(self.history[-1].get("ensemble_accuracy")) if kept else None
 
@@ -96,12 +96,12 @@ class Run:
 
     @property
     def targets(self) -> list[str]:
-        """The accuracies for which the summary says when they were first reached, as it spells them."""
+        """The target accuracies in the summary's ``rounds_to``, as it spells them."""
         reached = self.summary.get("rounds_to")
         return [target for target in reached if _is_number(target)] if isinstance(reached, dict) else []
 
     def rounds_to(self, target: str) -> int | None:
-        """The first round that reached ``target``: as the summary says, else from the history."""
+        """The first round that reached ``target``, from the summary, otherwise from the history."""
         reached = self.summary.get("rounds_to")
         if isinstance(reached, dict) and target in reached:
             said = number(reached[target])
@@ -115,7 +115,7 @@ class Run:
 
     @property
     def accuracies(self) -> list[float]:
-        """Those of the rounds that were evaluated, in order."""
+        """The accuracies of the evaluated rounds, in order."""
         found = (line.get("accuracy") for line in self.history)
         return [accuracy for accuracy in found if accuracy is not None]
 
@@ -138,8 +138,8 @@ def _is_number(text: str) -> bool:
 def find_runs(folders: Iterable[Path]) -> list[Path]:
     """The run folders among and below ``folders``, in order, each once.
 
-    A folder is a run where it has a history; one with only a configuration or a summary is a run that lost
-    the rest, unless there are runs below it (a comparison keeps such files of its own).
+    A folder with a history is a run. A folder with only a configuration or a summary is a run that lost the rest, unless there
+    are runs below it (a comparison has such files of its own).
     """
     found: dict[Path, Path] = {}
     for folder in folders:
@@ -171,7 +171,7 @@ def load_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def load_run(folder: Path) -> Run:
-    """The run in ``folder``, with whatever can be read of it.
+    """The run in ``folder``, as far as it can be read.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:

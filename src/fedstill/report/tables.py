@@ -1,7 +1,6 @@
-"""The summary of runs: one row a method, mean and standard deviation over its seeds, the best of each column marked.
+"""The summary of runs: one row per method, mean and standard deviation over its seeds, the best of each column marked.
 
-The same columns make the Markdown of ``table.md``, the LaTeX to paste into a paper, the table on a terminal and the
-one on the page.
+The same columns make the Markdown of ``table.md``, the LaTeX for a paper, the table on the terminal and the one on the page.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One method over its seeds; accuracies are fractions, sizes bytes; None where no run says."""
+    """One method over its seeds; accuracies are fractions, sizes are bytes; None if no run has the value."""
 
     label: str
     algorithm: str
@@ -65,28 +64,28 @@ class Row:
 
     @property
     def unfinished(self) -> int:
-        """How many of the runs have no summary yet."""
+        """The number of runs without a summary."""
         return sum(not run.finished for run in self.runs)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the summary: its title, what it shows of a row, and which end of it is best."""
+    """A column of the summary: its title, its value for a row, and whether high or low is better."""
 
     title: str
     spread: Callable[[Row], Spread | None]
     text: Callable[[Spread], str]
     better: Literal["high", "low"]
-    whole: bool = False  # only finished runs compete: one that has just begun has spent the least
+    whole: bool = False  # only finished runs compete: a run that has just started has spent the least
 
     def cell(self, row: Row) -> str:
-        """The text for ``row``; a dash where there is nothing to say."""
+        """The text for ``row``; a dash if it has no value."""
         found = self.spread(row)
         return "-" if found is None else self.text(found)
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Mean and sample standard deviation of the values that are there.
+    """Mean and sample standard deviation of the values that are not None.
 
     >>> spread([1.0, 3.0, 5.0, None])
     Spread(mean=3.0, std=2.0, count=3, of=4)
@@ -102,9 +101,9 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run's method: its algorithm, and what differs where one algorithm ran in several ways.
+    """A name for each run's method: its algorithm, and the settings that differ if an algorithm ran with several.
 
-    Runs with the same name differ by their seed alone.
+    Runs with the same name differ only in their seed.
     """
     named: list[str] = []
     settings = [_settings(run.config) for run in runs]
@@ -120,7 +119,7 @@ _NOT_THE_METHOD = ("engine.", "evaluation.")
 
 
 def _settings(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """The configuration as dotted keys and text, without what may differ between the seeds of one method."""
+    """The configuration as dotted keys and text, without the settings that may differ between seeds of one method."""
     flat: dict[str, str] = {}
     for key, value in config.items():
         if isinstance(value, dict):
@@ -157,8 +156,8 @@ def _row(label: str, runs: list[Run], targets: list[str]) -> Row:
 
 
 def with_ensembles(rows: Sequence[Row]) -> list[Row]:
-    """The rows, each followed by the ensemble that its runs kept (``run --keep-ensemble``): what the student was distilled from,
-    for those who can pay for all teachers at every question."""
+    """The rows, each followed by the ensemble that its runs kept (``run --keep-ensemble``), from which the student was distilled.
+    It is an alternative if you can afford to run all teachers for every prediction."""
     shown: list[Row] = []
     for row in rows:
         shown.append(row)
@@ -174,7 +173,7 @@ def with_ensembles(rows: Sequence[Row]) -> list[Row]:
 
 
 def _last(runs: list[Run], name: Literal["domains", "prototypes"]) -> dict[str, Spread]:
-    """The spread, by key, of what each run's history says last under ``name``; not every round is evaluated."""
+    """The spread, by key, of the last value of ``name`` in each run's history; not every round is evaluated."""
     last: list[dict[str, float]] = [next((line[name] for line in reversed(run.history) if line.get(name)), {}) for run in runs]
     keys = dict.fromkeys(key for values in last for key in values)
     spreads = {key: spread(values.get(key) for values in last) for key in keys}
@@ -182,14 +181,14 @@ def _last(runs: list[Run], name: Literal["domains", "prototypes"]) -> dict[str, 
 
 
 def columns(rows: Sequence[Row]) -> list[Column]:
-    """The columns that say something for these rows."""
+    """The columns that have values for these rows."""
     domains = dict.fromkeys(name for row in rows for name in row.domains)
     prototypes = dict.fromkeys(name for row in rows for name in row.prototypes)
     targets = _telling_targets(rows)
     every = [
         Column("accuracy %", lambda row: row.accuracy, _percent, "high"),
         Column("best %", lambda row: row.best, _percent, "high"),
-        # A lone domain is the accuracy over again.
+        # The column of a single domain would repeat the accuracy.
         *(Column(f"{name} %", _of("domains", name), _percent, "high") for name in domains if len(domains) > 1),
         *(Column(f"{name} %", _of("prototypes", name), _percent, "high") for name in prototypes),
         *(Column(f"rounds to {_target(t)}", _of("rounds_to", t), _some(_rounds), "low") for t in targets),
@@ -201,7 +200,7 @@ def columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _telling_targets(rows: Sequence[Row]) -> list[str]:
-    """At most two: of more, the highest that every method reached and the highest that any did."""
+    """At most two targets: of more, the highest that every method reached and the highest that any method reached."""
     targets = list(rows[0].rounds_to) if rows else []
     if len(targets) <= 2:
         return targets
@@ -241,24 +240,24 @@ def _seconds(found: Spread) -> str:
 
 
 def _some(text: Callable[[Spread], str]) -> Callable[[Spread], str]:
-    """Says, beside the mean of those seeds that reached a target, how many did where not all."""
+    """Adds the number of seeds that reached a target if not all did; the mean is over those that did."""
     return lambda found: text(found) + (f" ({found.count}/{found.of})" if found.count < found.of else "")
 
 
 def best_rows(column: Column, rows: Sequence[Row]) -> set[int]:
-    """The places of the rows that are best in ``column``, as displayed; none where nothing is compared."""
+    """The places of the rows that are best in ``column``, as displayed; empty if there is nothing to compare."""
     shown = {place: column.spread(row) for place, row in enumerate(rows)}
     there = {p: found for p, found in shown.items() if found and not (column.whole and rows[p].unfinished)}
     if len(rows) < 2 or not there:
         return set()
-    # A target that only some seeds reached is no win over one that all reached.
+    # A method that reached the target with only some seeds does not beat one that reached it with all.
     most = max(found.count / found.of for found in there.values())
     able = {p: f for p, f in there.items() if f.count / f.of == most}
     pick = max if column.better == "high" else min
     means = {p: column.text(replace(f, std=None)) for p, f in able.items()}
     winner = means[pick(able, key=lambda p: able[p].mean)]
     winners = {place for place, mean in means.items() if mean == winner}
-    return winners if len(winners) < len(rows) else set()  # where all are equal none is best
+    return winners if len(winners) < len(rows) else set()  # if all are equal, none is best
 
 
 def _seeds(row: Row) -> str:
@@ -266,7 +265,7 @@ def _seeds(row: Row) -> str:
 
 
 def markdown_lines(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """The head and a line for each row of the Markdown table, so that rows may be put in another order."""
+    """The head of the Markdown table and a line for each row, so that rows can be reordered."""
     shown = columns(rows)
     head = ["method", *(column.title for column in shown), "seeds"]
     lines = []
@@ -339,8 +338,8 @@ def _tex(text: str) -> str:
 
 
 def rich_table(rows: Sequence[Row], width: int | None = None) -> Table:
-    """The summary for a terminal, the best of each column in bold. Where ``width`` characters are not enough, the columns
-    that matter least are left out and the caption says which."""
+    """The summary for a terminal, the best of each column in bold. If it is wider than ``width`` characters, the least
+    important columns are left out and the caption names them."""
     shown, left = _fitting(columns(rows), rows, width)
     table = Table("method", caption=f"not shown here: {', '.join(left)}" if left else None)
     for column in shown:
@@ -353,7 +352,7 @@ def rich_table(rows: Sequence[Row], width: int | None = None) -> Table:
 
 
 def _two_lines(title: str) -> str:
-    """A title broken where its longer line is shortest.
+    """A title in two lines, broken so that the longer line is as short as possible.
 
     >>> _two_lines("rounds to 80 %")
     'rounds\\nto 80 %'

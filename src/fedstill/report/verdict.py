@@ -1,12 +1,12 @@
-"""Which system to take, by how much, how sure, at what cost, and why: the rule, and its words.
+"""Which system to take, by how much, with what confidence, at what cost, and why: the rule and its wording.
 
-Two systems are compared over the seeds that both ran to the end: the differences of their final accuracies, seed by seed, have
-a mean and an interval (Student's t). The system that is ahead is the winner where its interval against *each* of the others is
-above zero. That it must clear them all keeps the error at the interval's level, however many there are; so none is corrected.
+Two systems are compared over the seeds that both finished. The differences of their final accuracies, seed by seed, have a mean
+and a confidence interval (Student's t). The leading system is the winner if its interval against *each* of the others is above
+zero. Because it must beat them all, the error stays at the interval's level for any number of systems, without a correction.
 
-Seeds share the test set, so they do not tell how much a difference owes to the samples that happen to be in it. Systems that
-differ by d of n samples disagree on d n of them at least: an interval is never narrower than that number's own deviation
-(McNemar's test at its most favourable). One patient of 84 is no winner, however many seeds agree on it.
+Seeds share the test set, so they do not show how much of a difference is due to the choice of test samples. Systems whose
+accuracies differ by d on n samples disagree on at least d n of them. An interval is therefore never narrower than the deviation
+of that number (McNemar's test at its most favourable). One patient of 84 does not make a winner, however many seeds agree.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ from fedstill.report.tables import Row
 
 __all__ = ["LEVEL", "Difference", "Verdict", "paired", "verdict"]
 
-ENOUGH = 5  # seeds; with fewer an interval is wide because they are few
+ENOUGH = 5  # seeds; with fewer, more seeds may narrow the interval
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much more accurate a system is than ``over``, over the seeds that both ran; one seed has no interval."""
+    """How much more accurate a system is than ``over``, on the seeds of both; a single seed has no interval."""
 
     over: str
     seeds: list[int]
     mean: float
     half: float | None  # of the interval's width
-    coarse: bool = False  # the test samples, and not the seeds, are too few for a narrower one
+    coarse: bool = False  # the number of test samples, not of seeds, limits the interval
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves zero out."""
+        """Whether the interval excludes zero."""
         return self.half is not None and abs(self.mean) > self.half
 
     @property
     def interval(self) -> str:
-        """In points."""
+        """The interval as text, in points."""
         return f"{points(self.mean - (self.half or 0))} to {points(self.mean + (self.half or 0))}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to take; empty words where there is nothing to say."""
+    """The recommendation; texts are empty if there is nothing to say."""
 
     kind: Literal["winner", "tie", "one seed", "nothing"]
     headline: str = ""
     sure: str = ""
     cost: str = ""
     why: str = ""
-    line: str = ""  # all of it for a terminal
+    line: str = ""  # everything in one line, for a terminal
     leader: str = ""
     differences: list[Difference] = field(default_factory=list)  # of the leader, the next best first
 
 
 def paired(row: Row, other: Row) -> Difference | None:
-    """``row`` against ``other``, seed by seed; None where no seed was run to the end with both."""
+    """``row`` against ``other``, seed by seed; None if they have no finished seed in common."""
     mine, its = _by_seed(row), _by_seed(other)
     seeds = sorted(mine.keys() & its.keys())
     if not seeds:
@@ -77,17 +77,17 @@ def paired(row: Row, other: Row) -> Difference | None:
 
 
 def _least(difference: float, row: Row) -> float:
-    """Half of the narrowest interval that the test samples allow; nothing where no run says how many there are."""
+    """Half of the narrowest interval that the test samples allow; 0 if no run says how many there are."""
     table = next((run.confusion for run in row.runs if run.confusion is not None), None)
     sizes = [sum(map(sum, matrix)) for matrix in table["domains"].values()] if table is not None else []
     if not sizes or not all(sizes):
         return 0.0
-    samples = len(sizes) ** 2 / sum(1 / size for size in sizes)  # domains count alike, and a small one's samples more
+    samples = len(sizes) ** 2 / sum(1 / size for size in sizes)  # domains count equally, so samples of a small one count more
     return statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(abs(difference) / samples)
 
 
 def _by_seed(row: Row) -> dict[int, float]:
-    """The final accuracies of the finished runs; the mean where a seed was run twice."""
+    """The final accuracies of the finished runs; the mean if a seed was run more than once."""
     found: dict[int, list[float]] = {}
     for run in _finished(row):
         if run.seed is not None and run.final_accuracy is not None:
@@ -100,7 +100,7 @@ def _finished(row: Row) -> list[Run]:
 
 
 def verdict(rows: Sequence[Row]) -> Verdict:
-    """The verdict on systems, of which there is one a row."""
+    """The verdict on systems, one per row."""
     if len(rows) < 2:
         return Verdict("nothing")
     able = [row for row in rows if _by_seed(row)]
@@ -114,7 +114,7 @@ def verdict(rows: Sequence[Row]) -> Verdict:
         return _too_few(able, pairs)
 
     def ahead(row: Row) -> tuple[int, float]:
-        """Where seeds are missing means are of different seeds: so who is ahead of most, seed by seed, leads."""
+        """With missing seeds, means are over different seeds; so the leader is the system ahead of most others, seed by seed."""
         wins = sum((d := pairs[row.label, b.label]) is not None and d.mean > 0 for b in compared if b is not row)
         return wins, statistics.fmean(_by_seed(row).values())
 
@@ -154,7 +154,7 @@ def _winner(leader: Row, differences: Sequence[Difference], next_best: Row) -> _
     cost = _cost(leader, next_best)
     return _Words(
         f"Take {leader.label}: {fixed(100 * least.mean, 2)} points more accurate than {least.over}, the next best.",
-        f"How sure: {interval} points, {seeds} in pairs{behind}.",
+        f"Confidence: {interval} points, {seeds}, paired{behind}.",
         _sentence(cost, leader.label),
         f"take {leader.label}: {points(least.mean)} points over {least.over} ({interval}, {seeds})"
         + (f"; {' and '.join(cost)}" if cost else ""),
@@ -168,16 +168,16 @@ def _tie(leader: Row, equal: Sequence[Difference], differences: Sequence[Differe
     interval = f"{LEVEL:.0%} interval {first.interval}".replace("%", " %")
     seeds = count(len(first.seeds), "seed")
     clear = f" {sequence(behind)} {'is' if len(behind) == 1 else 'are'} clearly behind {leader.label}." if behind else ""
-    few = " More seeds may tell them apart." if len(first.seeds) < ENOUGH else ""
-    few = " The test samples are too few to tell them apart." if first.coarse else few
-    # One that is behind even a beaten system is equal only because its own seeds differ much: it is not recommended.
+    few = " More seeds may separate them." if len(first.seeds) < ENOUGH else ""
+    few = " The test samples are too few to separate them." if first.coarse else few
+    # A system behind even a beaten one is equal only because its own seeds differ strongly: it is not recommended.
     beaten = min((d.mean for d in differences if d.clear), default=math.inf)
     good = [leader, *(rows[d.over] for d in equal if d.mean <= beaten)]
     cheapest, cost = _cheapest(good) if len(good) > 1 else ("", _sentence(_cost(leader, rows[first.over]), leader.label))
     return _Words(
         f"No clear winner between {sequence(labels)}.",
-        f"How sure: {leader.label} is {fixed(100 * first.mean, 2)} points ahead of {first.over}, {interval} points, {seeds} in "
-        f"pairs.{few}{clear}",
+        f"Confidence: {leader.label} is {fixed(100 * first.mean, 2)} points ahead of {first.over}, {interval} points, {seeds}, "
+        f"paired.{few}{clear}",
         cost,
         f"no clear winner between {sequence(labels)}: {points(first.mean)} points over {first.over} ({interval}, {seeds})"
         + (f"; the cheapest is {cheapest}" if cheapest else ""),
@@ -193,7 +193,7 @@ def _too_few(able: Sequence[Row], pairs: dict[tuple[str, str], Difference | None
     return Verdict(
         "one seed",
         headline,
-        sure=f"What one seed gives may be chance: {sequence(figures)}. Run several, e.g. --seeds 0,1,2.",
+        sure=f"The result of one seed may be chance: {sequence(figures)}. Run several, e.g. --seeds 0,1,2.",
         why=_why(best, next(row for row in able if row is not best)) if done is not None and done.harm else "",
         line=f"{headline[0].lower()}{headline[1:-1]} ({', '.join(figures)})",
         leader=best.label,
@@ -205,7 +205,7 @@ def _said(kind: Literal["nothing"], headline: str) -> Verdict:
 
 
 def _left_out(rows: Sequence[Row], leader: Row, differences: Sequence[Difference]) -> list[str]:
-    """Who is not compared, or with fewer seeds than the leader has."""
+    """The systems that are not compared, or are compared on fewer seeds than the leader has."""
     compared = {leader.label} | {d.over for d in differences}
     alone = [row.label for row in rows if row.label not in compared]
     seeds = sorted(_by_seed(leader))
@@ -213,16 +213,16 @@ def _left_out(rows: Sequence[Row], leader: Row, differences: Sequence[Difference
     unfinished = sum(row.unfinished for row in rows)
     said = []
     if alone:
-        said.append(f"Not compared, for want of two seeds that {leader.label} has: {sequence(alone)}.")
+        said.append(f"Not compared, because fewer than two seeds are shared with {leader.label}: {sequence(alone)}.")
     if fewer:
-        said.append(f"Of {count(len(seeds), 'seed')} of {leader.label} only some are compared with {sequence(fewer)}.")
+        said.append(f"{leader.label} has {count(len(seeds), 'seed')}, of which only some are shared with {sequence(fewer)}.")
     if unfinished:
         said.append(f"{count(unfinished, 'unfinished run')} left out.")
     return said
 
 
 def _spent(row: Row) -> tuple[float | None, float | None]:
-    """Bytes and seconds of a finished run, on average."""
+    """The mean bytes and seconds of the finished runs."""
     runs = _finished(row)
     sent = [run.bytes_total for run in runs if run.bytes_total is not None]
     seconds = [run.seconds for run in runs if run.seconds is not None]
@@ -230,7 +230,7 @@ def _spent(row: Row) -> tuple[float | None, float | None]:
 
 
 def _cost(row: Row, other: Row) -> list[str]:
-    """Traffic and time of ``row`` beside those of ``other``."""
+    """Traffic and time of ``row`` compared with ``other``."""
     (sent, seconds), (its_bytes, its_seconds) = _spent(row), _spent(other)
     said = []
     if sent is not None and its_bytes:
@@ -243,7 +243,7 @@ def _cost(row: Row, other: Row) -> list[str]:
 
 
 def _cheapest(rows: Sequence[Row]) -> tuple[str, str]:
-    """Of equals, the one that sends least; of those that send alike (to a fortieth), the quickest. And what that saves."""
+    """Of equally accurate systems, the one that sends least, or the fastest within a fortieth of that; and what it saves."""
     spent = {row.label: _spent(row) for row in rows}
     if any(sent is None for sent, _ in spent.values()):
         return "", ""
@@ -267,12 +267,12 @@ def _seconds(seconds: float) -> str:
 
 
 def _figure(fraction: float) -> str:
-    """Points in prose: a digit less where it is not needed."""
+    """Points in prose, with one decimal from a full point on and two below."""
     return fixed(100 * fraction, 1 if abs(fraction) >= 0.01 else 2)
 
 
 def _why(leader: Row, other: Row) -> str:
-    """One sentence from the histories: why the leader is where it is, and why although its distillation costs points."""
+    """One sentence from the histories on why the leader leads, possibly although its distillation costs points."""
     own, its = distilled(_finished(leader)), distilled(_finished(other))
     name = leader.label
     if own is not None and own.delivered:
@@ -283,15 +283,15 @@ def _why(leader: Row, other: Row) -> str:
         if up is not None and up > 0 and got > 0:
             kept = "all of them" if got >= up else f"{_figure(got)} of them"
             above = f"{_figure(up)} points above the average of the clients' models"
-            return f"The ensemble of {name} is {above}, and what it delivers keeps {kept}."
+            return f"The ensemble of {name} is {above}, and the delivered model keeps {kept}."
         if got > 0:
-            return f"Distillation adds {_figure(got)} points a round to the average of the clients' models in {name}."
+            return f"Distillation adds {_figure(got)} points per round to the average of the clients' models in {name}."
     if own is None and its is not None and its.delivered:
         got = statistics.fmean(its.delivered)
         if got < 0 or its.harm:
             cost = min(got, statistics.fmean(its.carried))
-            return f"{name} distils nothing, and the distillation of {other.label} costs {_figure(-cost)} points a round."
-        return f"{name} distils nothing; {other.label} gains {_figure(got)} points a round by it, from a lower average."
+            return f"{name} does not distil, and the distillation of {other.label} costs {_figure(-cost)} points per round."
+        return f"{name} does not distil; {other.label} gains {_figure(got)} points per round by it, from a lower average."
     return _where(leader, other)
 
 
@@ -302,8 +302,8 @@ def _although(leader: Row, other: Row) -> str:
     name, got, carried = leader.label, statistics.fmean(own.delivered), statistics.fmean(own.carried)
     if got >= 0:
         return (
-            f"{name} leads although what it carries on is {_figure(-carried)} points worse than the average, by its judge: what "
-            f"it delivers is another point of the line, {_figure(got)} points above the average."
+            f"{name} leads although the model that it carries on is {_figure(-carried)} points worse than the average, by its "
+            f"judge: it delivers another point of the line, {_figure(got)} points above the average."
         )
     merged = [
         next((line["merged_accuracy"] for line in reversed(run.history) if line.get("merged_accuracy") is not None), None)
@@ -311,7 +311,7 @@ def _although(leader: Row, other: Row) -> str:
     ]
     there = [value for value in merged if value is not None]
     above = statistics.fmean(there) - statistics.fmean(_by_seed(other).values()) if there else 0.0
-    start = f"{name} leads although distillation costs it {_figure(-got)} points a round: "
+    start = f"{name} leads although distillation costs it {_figure(-got)} points per round: "
     if above > 0:
         return start + (
             f"the average of its clients, which start from the distilled model, ends {_figure(above)} points above {other.label}."

@@ -26,7 +26,7 @@ function groupedBars(data, on, colours, names, found) {
   };
 }
 
-// One bar a method: what it took to the target; said in words where it was not reached.
+// One bar per method: the cost of reaching the target; a word if it was not reached.
 function targetBars(data, on, colours, found, { scale = 1, digits, unit }) {
   const shown = data.methods.map((_, place) => place).filter(on).reverse();
   const all = shown.map((place) => found(data.methods[place]));

@@ -75,8 +75,8 @@ function distillation(data, place, colours, range) {
   const judged = runs.some((run) => run.line?.scored);
   const gained = overSeeds(runs, (run) => run.gained, "round");
   const carried = judged ? overSeeds(runs, (run) => run.carried, "round") : [];
-  const { harm } = data.methods[place].distilled;  // a round that loses is no harm: that is said of a system, on the whole
-  const below = harm && !judged ? HARM : colours.soft;  // with a judge, harm is what it says of the model that is carried on
+  const { harm } = data.methods[place].distilled;  // a single round with a loss is not harm: harm is a property of the system
+  const below = harm && !judged ? HARM : colours.soft;  // with a judge, harm refers to the model that is carried on
   const traces = [
     line("ensemble", (run) => run.ensemble, "dot", CEILING),
     line(judged ? "delivered" : "after distillation", (run) => run.accuracy, "solid", colours.accent),
@@ -118,7 +118,7 @@ function signed(points) {
 
 // ---- the points between average and student ------------------------------------------------------------------------
 
-// Down: the way from the average (0) to the student (1); across: rounds; the colour is what the judge thinks of each point.
+// Down: from the average (0) to the student (1); across: rounds; the colour is the judge's score of each point.
 function judgedLine(line, name, colours) {
   const { scores, delivered, carried } = line.prototypes[name];
   const gain = line.points.map((_, i) => scores.map((s) => (s ? 100 * (s[i] - s[0]) : null)));
@@ -159,15 +159,15 @@ function judgedLine(line, name, colours) {
 
 // ---- the verdict ----------------------------------------------------------------------------------------------------
 
-// How far the leader is ahead of each other system, with the interval of the mean. One that is far behind is an arrow at the
-// edge, with its figure, so that the others can be told apart.
+// How far the leader is ahead of each other system, with the interval of the mean. A system far behind is an arrow at the
+// edge, with its figure, so that the others can be distinguished.
 function forest(verdict, colours) {
   const rows = [...verdict.differences].reverse(), clear = (d) => d.mean - d.half > 0;
   const least = rows.at(-1), edge = Math.max(1, 8 * (Math.abs(least.mean) + least.half)), far = (d) => d.mean > edge;
   const said = (d) => `${signed(d.mean)} (${signed(d.mean - d.half)} to ${signed(d.mean + d.half)}), ${d.seeds} seeds`;
   const shade = rows.map((d) => (clear(d) ? GAIN : colours.soft));
   return {
-    // A trace a system: whiskers have one colour a trace.
+    // One trace per system: whiskers have one colour per trace.
     traces: rows.map((d, i) => ({
       type: "scatter", mode: far(d) ? "markers+text" : "markers", name: d.over, x: [far(d) ? edge : d.mean], y: [d.over],
       text: [far(d) ? signed(d.mean) : ""], textposition: "middle left", customdata: [said(d)],

@@ -1,4 +1,4 @@
-// Sections on what is inside a system: distillation, the judge's choice, whose knowledge counted, what is taken for what.
+// Sections on the inside of a system: distillation, the judge's choice, the clients' weights, confusion matrices.
 
 function drawDistillation() {
   const all = data.methods.map((method, place) => ({ method, place, runs: method.runs.map((r) => data.runs[r]) }));
@@ -6,7 +6,7 @@ function drawDistillation() {
   if (!show("distillation", having.length)) return;
   const without = all.filter(({ method, runs }) => !method.distilled && runs.some((run) => run.round.length));
   const names = without.map(({ method }) => method.label).join(", ");
-  $("distillation-none").textContent = names ? `Nothing is distilled in ${names}.` : "";
+  $("distillation-none").textContent = names ? `These systems do not distil: ${names}.` : "";
   show("distillation-harm", having.some(({ method }) => method.distilled.harm));
   $("distillation-judged").hidden = !having.some(({ runs }) => runs.some((run) => run.line?.scored));
   const told = (run) => [run.accuracy, run.merged, run.ensemble].filter(Boolean).flat();
@@ -24,7 +24,7 @@ function drawDistillation() {
 
 const JUDGES = {
   clients: "Judged by the clients, on data that each holds out", server: "Judged by the server, on its labelled data",
-  pool: "Judged by agreement with the ensemble, on samples held out of the pool", none: "Judged by nobody",
+  pool: "Judged by agreement with the ensemble, on samples held out of the pool", none: "Not judged",
 };
 
 function drawLine() {
@@ -53,7 +53,7 @@ function drawWeights() {
   const having = data.runs.map((run, place) => ({ run, place }))
     .filter(({ run }) => Object.keys(run.courses).length || run.weightsByDomain.mean);
   if (!show("weights", having.length)) return;
-  // What is worth a look is a system that tells clients apart.
+  // First choice: a system that weights clients differently.
   const telling = having.find(({ run }) => run.weighs && run.weightsByDomain.mean) ?? having.find(({ run }) => run.weighs);
   const choices = having.map(({ run, place }) => [String(place), run.name]);
   const run = data.runs[Number(options("weights-run", choices, String((telling ?? having[0]).place)))];
@@ -88,9 +88,9 @@ function drawConfusion() {
     const all = table.flat().reduce((a, b) => a + b, 0), right = table.reduce((sum, row, i) => sum + row[i], 0);
     const w = worst[name];
     return {
-      key: name, title: name, harm: false, label: `what is taken for what on ${name}, ${label(chosen)}`,
-      text: `${all ? fixed((100 * right) / all, 1) : 0} % right`
-        + (w ? `; most often ${w.truth} is taken for ${w.said} (${w.n} of ${w.total}).` : "."),
+      key: name, title: name, harm: false, label: `confusion matrix on ${name}, ${label(chosen)}`,
+      text: `${all ? fixed((100 * right) / all, 1) : 0} % correct`
+        + (w ? `; most frequent error: ${w.truth} predicted as ${w.said} (${w.n} of ${w.total}).` : "."),
       figure: () => confusionMap(table, classes, most, colours()),
     };
   }));

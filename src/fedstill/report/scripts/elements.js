@@ -1,4 +1,4 @@
-// The page's own tools: elements, charts that can be read by keyboard, choices that survive new data.
+// The page's own tools: elements, charts that the keyboard can read, choices that survive new data.
 
 const $ = (id) => document.getElementById(id);
 let data = JSON.parse($("data").textContent);
@@ -45,7 +45,7 @@ function draw(div, label, figure) {
   figure.layout.height = figure.height;
   if (printing) {
     figure.layout.width = div.closest(".pair, .facets") ? 330 : 680;
-    figure.layout.showlegend = true;  // the switches that name the colours are a sheet away
+    figure.layout.showlegend = true;  // the switches that name the colours are on another sheet
   }
   // A narrow screen has no room for the buttons over the chart.
   Plotly.react(div, figure.traces, figure.layout, { ...CONFIG, displayModeBar: innerWidth >= 640 });
@@ -89,7 +89,7 @@ function short(value) {
   return typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(6))) : String(value);
 }
 
-// The same values as a table, for those who cannot hover or want to copy.
+// The same values as a table, for readers who cannot hover or want to copy.
 function fillNumbers(details, div) {
   details.querySelector(".scroll")?.remove();
   if (!details.open) return;
@@ -125,7 +125,7 @@ function show(id, visible) {
   return visible;
 }
 
-// Fills a choice and says what is chosen: as before, else `first`, else the first there is.
+// Fills a choice and returns the value: the previous one, otherwise `first`, otherwise the first option.
 function options(id, choices, first = undefined) {
   const select = $(id), before = state.choices[id];
   const values = choices.map(([value]) => value);
@@ -138,8 +138,8 @@ function options(id, choices, first = undefined) {
   return select.value;
 }
 
-// One chart for each of some things in a box of them: `{ key, title, text, harm, label, figure }`. Places first: a chart takes
-// the width that its place has when it is drawn.
+// A box with one chart for each of `{ key, title, text, harm, label, figure }`. Places come first: a chart takes the width that
+// its place has when it is drawn.
 function facets(box, wanted) {
   for (const place of [...box.children]) {
     if (wanted.some(({ key }) => key === place.dataset.key)) continue;
@@ -160,9 +160,9 @@ function facets(box, wanted) {
   wanted.forEach(({ label, figure }, i) => draw(places[i], label, figure()));
 }
 
-// The switch to the whole axis is there where something lies outside the part that is shown.
+// The switch to the full axis is shown if something lies outside the visible range.
 function fullRange(name, cut, beyond) {
   $(`${name}-full`).closest("label").hidden = !cut;
   const told = cut && !$(`${name}-full`).checked && beyond.length;
-  $(`${name}-beyond`).textContent = told ? `Outside the range shown, wholly or in part: ${beyond.join(", ")}.` : "";
+  $(`${name}-beyond`).textContent = told ? `Partly or entirely outside the range shown: ${beyond.join(", ")}.` : "";
 }

@@ -1,9 +1,9 @@
 "use strict";
-// What all figures share. Figures go from the page's data and what is switched on to Plotly traces and layouts; neither they
+// What all figures share. Figures turn the page's data and the selected methods into Plotly traces and layouts; neither they
 // nor anything here touches the page.
 
-// Okabe and Ito's colours, told apart by people with any of the common colour blindnesses; dashes and marks repeat what
-// the colour says, for print and for more than eight methods.
+// Okabe and Ito's colours, which people with any of the common colour blindnesses can distinguish; dashes and marks repeat the
+// distinction, for print and for more than eight methods.
 const PALETTES = {
   light: ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F"],
   dark: ["#3D9BDC", "#F07A29", "#1FBF92", "#DE95BE", "#F2B632", "#8FD0F5", "#A98BD0", "#A5A5A5"],
@@ -86,7 +86,7 @@ function overSeeds(runs, series, unit) {
   });
 }
 
-// Whole rounds only, where the library would mark halves.
+// Whole rounds only; the library would mark halves.
 function roundAxis(rounds) {
   return { title: { text: "round" }, rangemode: "tozero", ...(rounds <= 10 ? { dtick: 1 } : {}) };
 }
@@ -121,7 +121,7 @@ function layout(colours, more) {
 
 const PERCENT = { tickformat: ".2~%", hoverformat: ".2%" };
 
-// With so many digits, and no minus before zero.
+// With a fixed number of digits, without a negative zero.
 function fixed(value, digits) {
   const text = value.toFixed(digits);
   return Number(text) === 0 ? text.replace("-", "") : text;
@@ -135,11 +135,11 @@ function quantile(values, share) {
   return sorted[share < 0.5 ? Math.ceil(place) : Math.floor(place)];
 }
 
-// The part of an axis where the bulk of the curves is, or null where all of it is worth showing. Of each method come its curve
-// and what lies around that, such as the edges of a band. Of three methods or more, one whose curve has its middle far from
-// that of the others (twice their usual height) does not count. Of the other curves counts what lies between the 5th and the
-// 95th percentile where they have 20 points, else all; bands may need as much again on either side. The axis is cut only where
-// that saves more than 60 % of it.
+// The part of an axis that holds the bulk of the curves, or null if the full axis should be shown. Each method contributes its
+// curve and what surrounds it, such as the edges of a band. With three methods or more, a method whose curve has its middle far
+// from the others' (twice their usual height) is ignored. The other curves count between their 5th and 95th percentile if they
+// have 20 points, otherwise entirely; bands may add as much again on either side. The axis is cut only if that saves more than
+// 60 % of it.
 function robustRange(methods) {
   const there = methods.map((lists) => lists.map(known)).filter(([curve]) => curve?.length);
   const middles = there.map(([curve]) => quantile(curve, 0.5)), middle = quantile(middles, 0.5);
@@ -156,7 +156,7 @@ function robustRange(methods) {
   return [Math.min(low - 0.1 * span, ...around), Math.max(high + 0.1 * span, ...around)];
 }
 
-// What has been spent goes from nothing to an end: the axis ends where the others do if one spends four times as much.
+// If one method spends four times as much as the others, the axis ends where the others end.
 function robustEnd(lists) {
   const ends = lists.map((list) => Math.max(0, ...known(list))), usual = 4 * quantile(ends, 0.5);
   if (ends.length < 3 || Math.max(...ends) <= usual) return null;

@@ -1,6 +1,6 @@
 // Figures in two directions: clients and classes, clients and domains, classes and classes.
 
-// ---- who holds what ----------------------------------------------------------------------------------------------
+// ---- the clients' data -------------------------------------------------------------------------------------------
 
 function bubbles(partition, colours) {
   const domains = [...new Set(partition.clients.map((c) => c.domain))];
@@ -108,10 +108,10 @@ function course(run, of, colours) {
   };
 }
 
-// ---- what is taken for what ----------------------------------------------------------------------------------------
+// ---- confusion matrices --------------------------------------------------------------------------------------------
 
-// The share of a class (down) that is taken for each class (across); what is right is blue, what is wrong orange. The faintest
-// error should be seen: orange is full at the largest share of errors on the page, or at a fifth.
+// The share of a class (down) that is predicted as each class (across); correct is blue, errors are orange. The faintest error
+// should be visible: orange is full at the largest share of errors on the page, or at a fifth.
 function confusionMap(table, classes, worst, colours) {
   const totals = table.map((row) => row.reduce((a, b) => a + b, 0));
   const share = (i, j) => (totals[i] ? table[i][j] / totals[i] : null);
@@ -131,13 +131,13 @@ function confusionMap(table, classes, worst, colours) {
     numbers: { head: ["class", ...classes], rows: classes.map((name, i) => [name, ...table[i]]) },
     layout: layout(colours, {
       margin: { l: 60, r: 8, t: 8, b: 50 }, hovermode: "closest",
-      xaxis: { type: "category", showgrid: false, title: { text: "taken for" } },
+      xaxis: { type: "category", showgrid: false, title: { text: "predicted as" } },
       yaxis: { type: "category", showgrid: false, autorange: "reversed", title: { text: "class" }, ticklabelstandoff: 4 },
     }),
   };
 }
 
-// The largest share of a class that is taken for another one: [share, class, taken for, samples, of].
+// The largest share of a class that is predicted as another one: [share, class, predicted as, samples, of].
 function worstConfusion(table, classes) {
   let worst = null;
   table.forEach((row, i) => {

@@ -1,4 +1,4 @@
-// The head of the page, the verdict, and what is shown at all.
+// The head of the page, the verdict, and the list of sections.
 
 // ---- head, switches, notes -------------------------------------------------------------------------------------
 
@@ -16,7 +16,7 @@ function drawHead() {
   $("lead").textContent = `${size}${cells.length ? alone : ": no accuracy recorded yet"}.`;
 }
 
-// Which system to take, as far as can be said; the words are made where the rule is.
+// Which system to take; verdict.py has the rule and makes the text.
 function drawVerdict() {
   const { kind, headline, sure, cost, why, leader, differences } = data.verdict;
   if (!show("verdict", headline)) return;

@@ -1,4 +1,4 @@
-// The page comes to life: it is drawn, it listens, and it follows runs that are not finished.
+// Start the page: draw it, listen to its controls, and follow unfinished runs.
 
 // ---- following a run -------------------------------------------------------------------------------------------
 
@@ -19,7 +19,7 @@ async function follow() {
       const far = (run) => `${run.name}: round ${run.round.at(-1) ?? 0}${run.planned ? ` of ${run.planned}` : ""}`;
       $("live").textContent = `${done ? "Finished" : "Following"}; ${data.runs.map(far).join("; ") || "no run yet"}.`;
     } catch {
-      $("live").textContent = "The server has stopped; the page shows what it knew last.";
+      $("live").textContent = "The server has stopped; the page shows the last data.";
     }
     await new Promise((wake) => setTimeout(wake, 2000));
   }
@@ -44,7 +44,7 @@ async function start() {
   $("copy-latex").addEventListener("click", () => copy(tableAs("latex"), "as LaTeX"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   for (const [moment, printing] of [["beforeprint", true], ["afterprint", false]]) {
-    // On paper the charts are light and as wide as the sheet.
+    // In print the charts are light and as wide as the sheet.
     addEventListener(moment, () => { document.documentElement.classList.toggle("printing", printing); drawAll(); });
   }
   drawAll();

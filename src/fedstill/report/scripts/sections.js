@@ -1,4 +1,4 @@
-// Sections in which systems are compared, and what runs leave besides.
+// Sections that compare systems, and the other files of runs.
 
 // ---- sections --------------------------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ function drawTargets() {
   show("targets-none", !reached.some(Boolean));
   show("target-choice", reached.some(Boolean));
   if (!reached.some(Boolean)) return;
-  // The highest that any method reached tells most: it comes first.
+  // The highest target that any method reached is the most informative: it comes first.
   const order = data.targets.map((_, i) => i).filter((i) => reached[i]).reverse();
   const percent = (t) => `${Number((100 * data.targets[t]).toFixed(4))} %`;
   const i = Number(options("target", order.map((t) => [String(t), percent(t)])));
@@ -91,7 +91,7 @@ function drawPartition() {
   const cut = chosen.of > chosen.clients.length;
   const note = `The first ${chosen.clients.length} of ${chosen.of} clients are shown.`;
   $("partition-note").textContent = cut ? note : "";
-  draw($("chart-partition"), "who holds what", bubbles(chosen, colours()));
+  draw($("chart-partition"), "samples by client and class", bubbles(chosen, colours()));
 }
 
 function drawCoverage() {
@@ -135,7 +135,7 @@ function drawDropped() {
     reasons.set(reason, (reasons.get(reason) || 0) + rounds.length);
   }
   const lead = [...reasons].map(([reason, times]) => `${times} × ${reason}`).join("; ");
-  $("dropped-lead").textContent = `${lead || "Every reply that came was used"}.`;
+  $("dropped-lead").textContent = `${lead || "Every reply was used"}.`;
   const head = ["run", "client", "reason", "times", "rounds"].map((h) => element(
     "th", { class: "plain", scope: "col" }, h,
   ));

@@ -1,4 +1,4 @@
-// The summary table: sorted by its headings, copied as it is sorted.
+// The summary table: sorted by its headings, copied in the same order.
 
 // ---- the table -------------------------------------------------------------------------------------------------
 
@@ -10,19 +10,19 @@ function tableOrder() {
   const value = ({ row }) => (own ? own(row) : row.cells[c]?.value ?? null);
   return rows.sort((a, b) => {
     const [x, y] = [value(a), value(b)];
-    if (x === null || y === null) return (x === null) - (y === null);  // what is missing comes last either way
+    if (x === null || y === null) return (x === null) - (y === null);  // missing values come last in either order
     const ascending = typeof x === "string" ? x.localeCompare(y) : x - y;
     return (down ? -ascending : ascending) || a.place - b.place;
   });
 }
 
-// A cell breaks, where the table would be too wide, between the mean and its deviation; and nowhere else.
+// If the table is too wide, a cell breaks between the mean and its deviation and nowhere else.
 function parted(text) {
   const pieces = text.split(/ (?=±|\()/);
   return pieces.flatMap((piece, i) => [...(i ? [" "] : []), element("span", { class: i ? "whole soft" : "whole" }, piece)]);
 }
 
-// A heading breaks anywhere but before its last word, which may be a unit.
+// A heading breaks anywhere except before its last word, which may be a unit.
 function headed(title) {
   const words = title.split(" "), last = words.splice(-2).join(" ");
   return [...(words.length ? [`${words.join(" ")} `] : []), element("span", { class: "whole" }, last)];
@@ -74,7 +74,7 @@ async function copy(text, what) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Some browsers refuse the clipboard to a page from disk; the old way still works there.
+    // Some browsers deny the clipboard to a page from disk; the old way still works there.
     const area = element("textarea", { "aria-hidden": "true" });
     area.value = text;
     document.body.append(area);
