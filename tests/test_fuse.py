@@ -110,7 +110,7 @@ def test_auto_starts_where_the_ensemble_is_nearest() -> None:
     [
         ({"student": nn.Linear(4, 2)}, "the student has 2 outputs, and the teachers know 3 classes"),
         ({"student": nn.Linear(5, 3)}, "the student does not take inputs of shape"),
-        ({"student": None}, "say which model the student is"),
+        ({"student": None}, "name the student"),
         ({"teachers": []}, "nothing to fuse"),
         ({"teachers": [nn.Linear(7, 3)]}, "teacher 1 does not take inputs of shape"),
         ({"teachers": [3]}, "teacher 1 is a int"),
@@ -124,7 +124,7 @@ def test_auto_starts_where_the_ensemble_is_nearest() -> None:
         ({"limit": 0}, "limit = 0"),
         ({"device": "abacus"}, "device 'abacus' cannot be used"),
         ({"start": "nobody"}, "no teacher has this name"),
-        ({"classes": ["a", "b"]}, "3 outputs, and 2 classes"),
+        ({"classes": ["a", "b"]}, "3 outputs, but 2 classes"),
         ({"validation": Samples(torch.randn(3, 4))}, "need labels"),
     ],
 )

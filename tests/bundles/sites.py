@@ -19,7 +19,7 @@ SHAPE = (1, 8, 8)
 
 
 def write_folder(folder: Path, samples: Samples, classes: Sequence[str] | None) -> Path:
-    """Images as PNG files, one folder a class, or all in one without classes."""
+    """Images as PNG files, one folder per class, or all in one folder without classes."""
     labels = samples.y.tolist() if samples.y is not None else [0] * len(samples)
     for i, (image, label) in enumerate(zip(samples.x, labels, strict=True)):
         place = folder / classes[label] if classes is not None else folder

@@ -67,7 +67,7 @@ def test_three_heads_are_fused_with_nothing_but_bundles(tmp_path: Path, toy: Pat
     assert accuracy(network, test) == scores["student"]
     assert (network.mean, network.std) == (0.25, 0.5)
     card = (folder / "MODEL_CARD.md").read_text()
-    assert "3000 features that were drawn" in card
+    assert "3000 features drawn" in card
     assert "No images were used" in card
     # a site goes on from it, above the same trunk, and is fused again
     again = pack(tmp_path / "next.fed", base=folder, data=tmp_path / "data-s0", statistics=True).bundle
@@ -97,7 +97,7 @@ def test_a_packaged_trunk_is_not_sent_and_is_checked(tmp_path: Path, toy: Path, 
     assert set(bundle.state) == set(bundle.network().state_dict()) > {"head.weight", "head.bias"}
     network = build("mlp", classes=9, shape=SHAPE, hidden=[96], seed=8)
     safetensors.torch.save_file(network.state_dict(), toy / "w.safetensors")
-    with pytest.raises(FedstillError, match="a.fed: its trunk is not the one that it was trained on"):
+    with pytest.raises(FedstillError, match="a.fed: the trunk differs from the one in training"):
         bundle.network()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(FedstillError, match=r"pip install 'fedstill\[pretrained\]'"):
@@ -109,10 +109,10 @@ def test_a_packaged_trunk_is_not_sent_and_is_checked(tmp_path: Path, toy: Path, 
 
 def test_what_statistics_are_and_reveal_is_said(tmp_path: Path, toy: Path) -> None:
     told = in_words(site(tmp_path, "a", [0, 1, 2], 0))
-    assert "head alone, above its packaged weights 'toy'" in told
+    assert "head only, on its packaged weights 'toy'" in told
     assert "statistics of 120 images' features of 96 numbers" in told
-    assert "can draw made-up features like theirs" in told
-    assert "made-up" not in in_words(site(tmp_path, "b", [0, 1, 2], 0, statistics=False))
+    assert "can draw virtual features like theirs" in told
+    assert "virtual" not in in_words(site(tmp_path, "b", [0, 1, 2], 0, statistics=False))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_what_cannot_be_fused_without_images_is_one_line(tmp_path: Path, toy: Pa
     )  # a trunk of a file is sent
     with pytest.raises(FedstillError, match="silent.fed carries no statistics"):
         fuse([good, silent])
-    with pytest.raises(FedstillError, match="other.fed stands on another trunk than good.fed"):
+    with pytest.raises(FedstillError, match="other.fed has another trunk than good.fed"):
         fuse([good, other])
     parts = {name: good.tensors().group(name) for name in good.parts}
     small = write_bundle(tmp_path / "small.fed", good.about.model_copy(update={"name": "small", "shape": [1, 6, 6]}), **parts)
@@ -162,9 +162,9 @@ def test_what_cannot_be_fused_without_images_is_one_line(tmp_path: Path, toy: Pa
 
 def test_what_cannot_be_packed_is_one_line(tmp_path: Path, toy: Path) -> None:
     for changes, reason in (
-        ({"counts": False}, "say how many images"),
-        ({"epochs": 0}, "know other classes: train here"),
-        ({"statistics": {"min_samples": 500}}, "nothing can be described"),
+        ({"counts": False}, "reveal the number of images"),
+        ({"epochs": 0}, "have other classes: train for some epochs"),
+        ({"statistics": {"min_samples": 500}}, "nothing to describe"),
         ({"statistics": {"rnk": 5}}, "did you mean 'rank'"),
         ({"train": "all", "epochs": 1}, "under a frozen trunk"),
         ({"weights": "toyy"}, "did you mean 'toy'"),

@@ -43,7 +43,7 @@ def test_a_student_that_diverged_is_refused(steps: int, scale: float) -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_teacher_that_is_not_finite_is_refused_by_name(value: float) -> None:
-    with pytest.raises(FedstillError, match="site b says things"):
+    with pytest.raises(FedstillError, match="site b predicts values that are not finite"):
         fuse({"site a": linear(1), "site b": spoilt(value)}, torch.randn(64, 4), linear(2), distillation={"steps": 2})
 
 
@@ -80,7 +80,8 @@ def test_teachers_that_share_no_class_are_named(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.WARNING, "fedstill"):
         fuse([small, large], pool(), distillation={"steps": 1})
         assert [r.getMessage() for r in caplog.records] == [
-            "warning: teachers that share no class with any other: a (cat, dog); b (Cat, Dog); are the classes named alike?"
+            "warning: teachers that share no class with any other: a (cat, dog); b (Cat, Dog); are the class names spelled the "
+            "same?"
         ]
         caplog.clear()
         fuse([small, more], pool(), distillation={"steps": 1})

@@ -181,7 +181,7 @@ def test_several_models_none_and_other_kinds_of_folders(result, tmp_path):
     with pytest.raises(FedstillError, match="this run has 2 models"):
         _ = found.model
     assert set(found.classifiers) == {"mlp", "cnn-small"}
-    with pytest.raises(FedstillError, match=r"has 2 models: say which \(model\): cnn-small, mlp"):
+    with pytest.raises(FedstillError, match=r"has 2 models: name one \(model\): cnn-small, mlp"):
         fedstill.load(tmp_path / "two")
     assert type(fedstill.load(tmp_path / "two", model="mlp").network).__name__ == "MLP"
     none = run(tiny_config(rounds=1, algorithm={"name": "fd"}), tmp_path / "fd")
@@ -190,7 +190,7 @@ def test_several_models_none_and_other_kinds_of_folders(result, tmp_path):
     with pytest.raises(FedstillError, match="leaves no model"):
         fedstill.load(tmp_path / "fd")
     for wrong in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(FedstillError, match="no folder of a run|no such file or folder"):
+        with pytest.raises(FedstillError, match="not the folder of a run|no such file or folder"):
             fedstill.load(wrong)
     weights = result.folder / "model.safetensors"
     bundle = tmp_path / "site.fed"
@@ -259,7 +259,7 @@ def test_the_card_works_without_fedstill(kind, result, wards, tmp_path):
 
 def test_an_export_overwrites_nothing_of_others(result, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FedstillError, match="holds something else"):
+    with pytest.raises(FedstillError, match="holds other files"):
         export(fedstill.load(result.folder), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 

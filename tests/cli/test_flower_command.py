@@ -35,7 +35,7 @@ def test_init_does_not_write_over_anything(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["demo", "--clients", "4"], "4 clients cannot be dealt evenly to 3 domains"),
+        (["demo", "--clients", "4"], "4 clients cannot be divided evenly among 3 domains"),
         (["demo", "--data", "/a/x", "--data", "/b/x"], "two nodes would be called 'x'"),
         (["nothing"], "unknown preset 'nothing'"),
     ],

@@ -184,7 +184,7 @@ def test_mistakes_in_packing(cli, tmp_path: Path, site: Path, weights: Path) -> 
     safetensors.torch.save_file(spoilt, tmp_path / "nan.safetensors")
     model = ("--model", "mlp", "--weights", weights)
     mistakes = [
-        ((*model, "--data", "alone"), "one class only, 'row0': nothing to tell apart"),
+        ((*model, "--data", "alone"), "only one class, 'row0': nothing to classify"),
         ((*model, "--data", "alone#test", "--classes", "row0,row1,row2"), "has no test images"),
         (("--model", "mlp", "--weights", "words.pt", "--data", site), "not a readable file of tensors"),
         (("--model", "mlp", "--weights", "words.safetensors", "--data", site), "not a readable file of tensors"),
@@ -205,10 +205,10 @@ def test_mistakes_in_packing(cli, tmp_path: Path, site: Path, weights: Path) -> 
         ((*model, "--data", site, "--image-size", 10), "in the file and"),
         ((*model, "--data", site, "--std", "0"), "above zero"),
         ((*model, "--data", site, "--mean", "x"), "takes a number"),
-        ((*model, "--data", site, "--mean", "0.5,0.5"), "2 numbers, and the images have 1 channels"),
+        ((*model, "--data", site, "--mean", "0.5,0.5"), "2 numbers, but the images have 1 channels"),
         ((*model, "--data", site, "--describe", "projectoin"), "did you mean 'projection'"),
         ((*model, "--data", site, "--reference", "nothing"), "unknown reference"),
-        ((*model, "--data", f"{site}#tset"), "after # comes train or test"),
+        ((*model, "--data", f"{site}#tset"), "only train or test may follow #"),
         (("--from", "empty", "--data", site), "not the folder of a fused model"),
         (("--program", weights, "--classes", "a,b,c", "--image-size", 8), "neither a TorchScript nor"),
     ]
@@ -234,7 +234,7 @@ def test_mistakes_in_fusing(cli, tmp_path: Path, site: Path) -> None:
     mistakes = [
         (("missing.fed", *pool), "no such bundle"),
         (("empty", *pool), "is a folder, not a bundle"),
-        (("cut.fed", *pool), "cut short"),
+        (("cut.fed", *pool), "truncated"),
         (("changed.fed", *pool), "digest does not match"),
         (("photo.fed", *pool), "not a bundle"),
         (("a.fed", "a.fed", *pool), "two teachers are called 'a'"),
@@ -325,5 +325,5 @@ def test_tables_and_vectors_are_one_clear_line(cli, tmp_path, ending):
         (tmp_path / "ward.csv").write_text("\n".join(["age,dose,weight,label", *lines]))
     status, _, said = cli("pack", "--model", "mlp", "--epochs", "1", "--data", f"ward.{ending}", "--out", "ward.fed")
     assert status == 2
-    assert f"'ward.{ending}' holds numbers, and packing and fusing by files is for images" in " ".join(said.split())
+    assert f"'ward.{ending}' holds numbers, but packing and fusing files is for images" in " ".join(said.split())
     assert not (tmp_path / "ward.fed").exists()

@@ -1,9 +1,9 @@
-"""A bundle: one file in which a site hands over a trained model, and never data.
+"""A bundle: one file with a site's trained model, and never data.
 
-It is a safetensors file: the weights, what fusion needs to know of the site's domain, and a description in JSON. Reading one
-runs no code from it: nothing is pickled, and a description is checked before anything is built from it. Two kinds of bundles hold
-or name code all the same, a program (TorchScript, ``torch.export``) and a network of one's own (``module.path:callable``); these
-are opened only by someone who says that they trust the sender.
+It is a safetensors file with the weights, what fusion needs to know about the site's domain, and a description in JSON. Reading
+it runs no code from it: nothing is pickled, and the description is checked before anything is built from it. Two kinds of bundles
+do contain or name code: a program (TorchScript, ``torch.export``) and a custom network (``module.path:callable``). They are
+opened only if the user trusts the sender.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ def scale_fault(mean: float | Sequence[float], std: float | Sequence[float]) -> 
     """Why images cannot be normalised by these numbers, or None.
 
     >>> scale_fault(0.5, [0.2, 0.0])
-    'standard deviations (std) are finite and above zero, not 0.0'
+    'standard deviations (std) must be finite and above zero, not 0.0'
     """
     means, stds = ([value] if isinstance(value, int | float) else list(value) for value in (mean, std))
     for value in means:
         if not math.isfinite(value):
-            return f"means (mean) are finite numbers, not {value}"
+            return f"means (mean) must be finite numbers, not {value}"
     for value in stds:
         if not (math.isfinite(value) and value > 0):
-            return f"standard deviations (std) are finite and above zero, not {value}"
+            return f"standard deviations (std) must be finite and above zero, not {value}"
     return None
 
 
@@ -82,14 +82,14 @@ class Architecture(Part):
 
     @property
     def code(self) -> str | None:
-        """What is run to build it besides fedstill and torchvision, or None."""
+        """The code that runs to build it, besides fedstill and torchvision, or None."""
         if self.name in names() or self.name.startswith("torchvision:"):
             return None
-        return f"a network that is built by {self.name}"
+        return f"a network built by {self.name}"
 
 
 class Subspace(Part):
-    """Which backbone the projection matrix was made with: its name, and the digest of its weights."""
+    """The backbone of the projection matrix: its name, and the digest of its weights."""
 
     reference: str
     """The backbone's name, without folders."""
@@ -108,20 +108,20 @@ class Trunk(Part):
     """The fingerprint of its weights, its cut and its normalisation."""
 
     shape: Annotated[list[Positive], Field(min_length=1, max_length=3)]
-    """The shape of what it makes of one image."""
+    """The shape of its output for one image."""
 
     weights: str | None = None
-    """The packaged weights that it has, such as ``imagenet``; it is then not in the bundle."""
+    """Its packaged weights, such as ``imagenet``; the trunk is then not in the bundle."""
 
     @model_validator(mode="after")
     def _cut(self) -> Trunk:
         if not is_cut(self.train):
-            raise ValueError("a network that was trained whole has no frozen trunk")
+            raise ValueError("a fully trained network has no frozen trunk")
         return self
 
 
 class About(Part):
-    """What a bundle says of itself besides its tensors."""
+    """The description in a bundle."""
 
     format: Literal[1] = 1
     """The version of the file format."""
@@ -145,31 +145,31 @@ class About(Part):
     """The inputs: (channels, height, width) of images."""
 
     mean: Scale = 0.5
-    """Of the normalisation ``(x / 255 - mean) / std``: one number, or one a channel."""
+    """The mean in ``(x / 255 - mean) / std``: one number, or one per channel."""
 
     std: Scale = 0.5
-    """Of the normalisation, likewise."""
+    """The standard deviation in the same normalisation."""
 
     samples: Positive | None = None
-    """How many samples the site has, where it says so."""
+    """The number of the site's samples, if given."""
 
     label_counts: list[Annotated[int, Field(ge=0)]] | None = None
-    """How many samples of each class, where it says so."""
+    """The number of samples of each class, if given."""
 
     subspace: Subspace | None = None
-    """The backbone of the projection, where there is one."""
+    """The backbone of the projection, if there is one."""
 
     discriminator: str | None = None
-    """What the discriminator was taught to tell the site's images from, where there is one."""
+    """The images that the discriminator distinguishes from the site's, if there is one."""
 
     trunk: Trunk | None = None
-    """The frozen trunk, where only what is above one was trained."""
+    """The frozen trunk, if only the layers above it were trained."""
 
     statistics: Statistics | None = None
-    """How the site's features under the trunk are described, where they are."""
+    """How the statistics describe the site's features under the trunk, if there are any."""
 
     based_on: str | None = None
-    """The digest of the fused model that training went on from."""
+    """The digest of the fused model that training continued from."""
 
     @model_validator(mode="after")
     def _whole(self) -> About:
@@ -178,7 +178,7 @@ class About(Part):
         if self.trunk is not None and self.model is None:
             raise ValueError("a program has no frozen trunk")
         if self.statistics is not None and self.trunk is None:
-            raise ValueError("statistics are of a frozen trunk's outputs, and there is none")
+            raise ValueError("statistics describe a frozen trunk's outputs, but there is no trunk")
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("a class is named twice")
         if self.label_counts is not None and len(self.label_counts) != len(self.classes):
@@ -190,7 +190,7 @@ class About(Part):
 
     @property
     def code(self) -> str | None:
-        """What code opening this bundle would run, in words, or None."""
+        """The code that opening this bundle would run, in words, or None."""
         if self.program is not None:
             return f"a program ({'TorchScript' if self.program == 'torchscript' else 'torch.export'})"
         assert self.model is not None
@@ -199,7 +199,7 @@ class About(Part):
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle. Tensors stay in the file until they are asked for, so that fifty bundles cost the memory of one.
+    """An opened bundle. Tensors stay in the file until they are needed, so that fifty bundles take the memory of one.
 
     >>> import tempfile, torch
     >>> from fedstill.models import build
@@ -227,14 +227,14 @@ class Bundle:
 
     @property
     def state(self) -> State:
-        """The weights, by the names of the network's tensors; with those of a packaged trunk, which is not in the file."""
+        """The weights, by the names of the network's tensors, including those of a packaged trunk that is not in the file."""
         trunk, given = self.about.trunk, self.tensors().group("model")
         if trunk is None or trunk.weights is None:
             return given
         return build_network(self.about, given, self.path.name).state_dict()
 
     def network(self, trust_code: bool = False) -> Network:
-        """The site's network, ready to speak about images of any size."""
+        """The site's network, ready to predict images of any size."""
         code = self.about.code
         if code is not None and not trust_code:
             raise FedstillError(
@@ -248,17 +248,17 @@ class Bundle:
         return build_network(self.about, self.tensors().group("model"), self.path.name)
 
     def reply(self) -> Reply:
-        """The bundle as a client's answer, which is what weightings look at."""
+        """The bundle as a client's reply, which weightings use."""
         prototype = self.about.model.name if self.about.model is not None else self.about.program or ""
         return Reply(self.name, self.name, prototype, self.about.samples or 0, self.tensors)
 
 
 def build_network(about: About, state: Mapping[str, Tensor], whose: str) -> Network:
-    """The network that ``about`` describes, with ``state`` in it, ready to speak; whatever does not fit is one line."""
+    """The network that ``about`` describes, with the weights ``state``, in eval mode; a mismatch is a one-line error."""
     assert about.model is not None
     name, options = about.model.name, dict(about.model.options)
     if "weights" in options:
-        raise FedstillError(f"{whose}: an architecture brings its own weights, and names no other file")
+        raise FedstillError(f"{whose}: an architecture has its own weights and must not name another file")
     try:
         network = build(name, classes=len(about.classes), shape=about.shape, norm=about.model.norm, **options)
         _check_sizes(network.state_dict(), state)
@@ -270,17 +270,17 @@ def build_network(about: About, state: Mapping[str, Tensor], whose: str) -> Netw
         raise FedstillError(f"{whose}: '{name}' {'needs' if key in missing.missing_keys else 'has no'} tensor '{key}'")
     as_described(network, about)
     if about.trunk is not None and top_of(network, about.trunk).digest != about.trunk.digest:
-        raise FedstillError(f"{whose}: its trunk is not the one that it was trained on: other weights of '{name}', or damaged")
+        raise FedstillError(f"{whose}: the trunk differs from the one in training: other weights of '{name}', or damaged")
     return network.eval()
 
 
 def _packaged_trunk(network: Network, about: About, state: Mapping[str, Tensor], whose: str) -> State:
-    """The tensors of a trunk that is not in the file because everybody has it."""
+    """The tensors of a packaged trunk, which is not in the file."""
     trunk, name = about.trunk, about.model.name if about.model is not None else ""
     if trunk is None or trunk.weights is None or network.state_dict().keys() <= state.keys():
         return {}
-    if trunk.weights not in PRETRAINED.get(name, {}):  # a bundle names no files
-        raise FedstillError(f"{whose}: stands on weights '{trunk.weights}' of '{name}', which this fedstill does not know")
+    if trunk.weights not in PRETRAINED.get(name, {}):  # a bundle must not name files
+        raise FedstillError(f"{whose}: its trunk has weights '{trunk.weights}' of '{name}', which this fedstill does not know")
     found = find_weights(name, trunk.weights)
     assert found is not None
     load_weights(network, found[0])
@@ -288,7 +288,7 @@ def _packaged_trunk(network: Network, about: About, state: Mapping[str, Tensor],
 
 
 def top_of(network: Network, trunk: Trunk) -> Top:
-    """What was trained of a network, which stands on its frozen trunk."""
+    """The trained part of a network, above its frozen trunk."""
     return Top(network, cut_of(network, trunk.train))
 
 
@@ -299,15 +299,14 @@ def _check_sizes(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None
 
 
 def as_described(network: Network, about: About) -> Network:
-    """The same network, which now takes raw images of any size as ``about`` says that it does."""
+    """The same network, which now takes raw images of any size, as ``about`` describes."""
     network.mean, network.std = about.mean, about.std
     network.input_shape = tuple(about.shape) if len(about.shape) == 3 else None
     return network
 
 
 def write_bundle(path: Path, about: About, **parts: Mapping[str, Tensor]) -> Bundle:
-    """Write a bundle, whole or not at all; ``parts`` are groups of tensors: model or program, projection, discriminator,
-    statistics."""
+    """Write a bundle atomically; ``parts`` are groups of tensors: model or program, projection, discriminator, statistics."""
     message = Message.of(**{name: clone(part) for name, part in parts.items() if part})
     _check_finite(path, message)
     said = json.dumps(about.model_dump(mode="json", exclude_none=True), sort_keys=True)
@@ -321,7 +320,7 @@ def write_bundle(path: Path, about: About, **parts: Mapping[str, Tensor]) -> Bun
 
 
 def read_bundle(path: str | Path) -> Bundle:
-    """Open a bundle and check that it is whole and as it was written. Nothing in it is executed."""
+    """Open a bundle and check that it is complete and unchanged. Nothing in it is executed."""
     path = Path(path)
     if not path.exists():
         raise FedstillError(f"no such bundle: {path}")
@@ -330,7 +329,7 @@ def read_bundle(path: str | Path) -> Bundle:
     try:
         message = Message.load(path)
     except FedstillError as error:
-        raise FedstillError(f"{path} is not a bundle, or is cut short ({first_line(error.__cause__ or error)})") from error
+        raise FedstillError(f"{path} is not a bundle, or is truncated ({first_line(error.__cause__ or error)})") from error
     said, mark = message.values.get("bundle"), message.values.get("digest")
     if not isinstance(said, str) or not isinstance(mark, str):
         raise FedstillError(f"{path} is not a bundle: it has no description; `fedstill pack` makes one")
@@ -339,7 +338,7 @@ def read_bundle(path: str | Path) -> Bundle:
     about = _about(path, said)
     groups = tuple(message.groups())
     if ("program" if about.program else "model") not in groups:
-        raise FedstillError(f"{path}: the bundle says more than it holds: there is no model in it")
+        raise FedstillError(f"{path}: the bundle describes a model but does not contain it")
     _check_finite(path, message)
     if about.statistics is not None and about.trunk is not None:
         width, part = math.prod(about.trunk.shape), message.group("statistics")
@@ -360,7 +359,7 @@ def _about(path: Path, said: str) -> About:
         tree = json.loads(said)
         if isinstance(tree, dict) and tree.get("format") != FORMAT:
             raise FedstillError(
-                f"{path} has format {tree.get('format')}, and this fedstill reads format {FORMAT}: pack it again, or upgrade"
+                f"{path} has format {tree.get('format')}, but this fedstill reads format {FORMAT}: pack it again, or upgrade"
             )
         return About.model_validate(tree)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What is written of a fused model: weights, facts, a card for people, ONNX on request."""
+"""The files of a fused model: weights, facts, a card for people, ONNX on request."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ RUN_FILES = ("config.toml", "history.jsonl", "summary.json")
 
 
 def save(fused: Fused, folder: Path, *, onnx: bool = False) -> Path:
-    """Write the folder; the facts come last, so that a folder with facts is whole. What an earlier model left there goes."""
+    """Write the folder; the facts come last, so that a folder with facts is complete. Files of an earlier model are removed."""
     check_target(folder)
-    # a module of the caller's own keeps its names, so that it can be loaded without fedstill
+    # the caller's own module keeps its tensor names, so that it can be loaded without fedstill
     module = fused.network if fused.about is not None else fused.student
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
     mark = digest(state)
@@ -78,7 +78,7 @@ def _facts(fused: Fused, mark: str) -> dict[str, Any]:
 
 
 def run_files(fused: Fused) -> dict[str, str]:
-    """With figures, the folder is also a run of one round, which ``fedstill report`` shows beside any others."""
+    """With figures, the folder is also a run of one round, which ``fedstill report`` can show beside others."""
     if not fused.figures:
         return {}
     by_kind = {figure.kind: figure for figure in fused.figures}
@@ -116,7 +116,7 @@ def run_files(fused: Fused) -> dict[str, str]:
 
 
 def _command(fused: Fused) -> str:
-    """How to do it again; where the unlabelled images are is not recorded."""
+    """The command to repeat the fusion; the path of the unlabelled images is not recorded."""
     files = [source.get("file", source["name"]) for source in fused.sources]
     model = fused.about.model.name if fused.about is not None and fused.about.model is not None else type(fused.student).__name__
     settings = fused.settings
@@ -130,10 +130,7 @@ def _number(value: float) -> float | None:
 
 
 def table(fused: Fused) -> list[list[str]]:
-    """The figures before and after, as rows of text; the first row is the heading.
-
-    Accuracies are in per cent.
-    """
+    """The figures before and after, as rows of text; the first row is the heading. Accuracies are in per cent."""
     if not fused.figures:
         return []
     sets = list(fused.figures[0].accuracy)
@@ -162,7 +159,7 @@ def model_card(fused: Fused, facts: dict[str, Any], onnx: bool = False) -> str:
             source["name"],
             source.get("model", "module"),
             len(source["classes"]),
-            source.get("samples", "not said"),
+            source.get("samples", "not given"),
             f"{source['weight']:.3f}",
             source.get("digest", "")[:12] or "-",
         ]
@@ -181,7 +178,7 @@ def model_card(fused: Fused, facts: dict[str, Any], onnx: bool = False) -> str:
     figures = table(fused)
     if figures:
         lines += ["", "## Accuracy before and after (%)", "", *markdown_table(figures[0], figures[1:])]
-        lines += ["", "The student was chosen by its accuracy on the same images, so its figure is a little too good."]
+        lines += ["", "The student was selected by its accuracy on the same images, so its figure is slightly optimistic."]
     lines += ["", "## Use", ""]
     if about is not None and about.model is not None:
         lines += [f"Inputs are images of shape {tuple(about.shape)}, normalised as `(x / 255 - {about.mean}) / {about.std}`.", ""]
@@ -201,15 +198,19 @@ def model_card(fused: Fused, facts: dict[str, Any], onnx: bool = False) -> str:
 def _pool_words(settings: dict[str, Any]) -> str:
     if "targets" not in settings:
         return f"{settings['pool']} unlabelled samples"
-    said = {"own": "its own site's model", "label": "the class that it was drawn for", "ensemble": "the ensemble"}
+    said = {
+        "own": "the prediction of its own site's model",
+        "label": "the class that it was drawn for",
+        "ensemble": "the prediction of the ensemble",
+    }
     return (
-        f"{settings['pool']} features that were drawn from the sites' statistics under their common frozen trunk; what each is "
-        f"was said by {said[settings['targets']]}. No images were used"
+        f"{settings['pool']} features drawn from the sites' statistics under their common frozen trunk; the target of each was "
+        f"{said[settings['targets']]}. No images were used"
     )
 
 
 def _onnx(fused: Fused) -> bytes:
-    """The student as an ONNX program: of raw images, or of whatever a module of the caller's own takes."""
+    """The student as an ONNX program: it takes raw images, or the inputs of the caller's own module."""
     if fused.about is not None:
         return onnx_bytes(Classifier(fused.network, fused.classes, Preprocessing(tuple(fused.about.shape))))
     module = fused.student.eval()

@@ -1,8 +1,8 @@
-"""A trained model for those who have no fedstill: a program for PyTorch, one for ONNX, and a card that shows the use of both.
+"""A trained model for use without fedstill: a program for PyTorch, one for ONNX, and a card that shows how to use both.
 
-The program for PyTorch is a ``torch.export`` archive (``model.pt2``). It needs neither the network's code nor a pickle, unlike a
-saved module, and PyTorch keeps it up, unlike TorchScript; and the same export makes the ONNX file, so that both compute the same.
-Both take raw images: the normalisation is inside, and the class names travel with them.
+The program for PyTorch is a ``torch.export`` archive (``model.pt2``). Unlike a saved module, it needs neither the network's code
+nor a pickle; unlike TorchScript, PyTorch still maintains it. The same export makes the ONNX file, so both compute the same. Both
+take raw images: they include the normalisation and the class names.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = ["ABOUT", "PROGRAM", "Served", "about_of", "check_onnx", "export", "on
 
 PROGRAM = "model.pt2"
 ABOUT = "about.json"  # inside the program: classes, shape, normalisation
-TOLERANCE = 1e-3  # of logits, between the network and what was written of it
+TOLERANCE = 1e-3  # of logits, between the network and its exported program
 
 
 class Served(nn.Module):
-    """A network and the making of its inputs in one: uint8 images or rows as they are in, logits out; token ids pass.
+    """A network with its preprocessing: it takes raw uint8 images, raw rows or token ids, and returns logits.
 
     >>> from fedstill.data.inputs import Preprocessing
     >>> from fedstill.models import build
@@ -56,7 +56,7 @@ class Served(nn.Module):
         super().__init__()
         network, made = model.network, model.preprocessing
         if isinstance(network, Ensemble) and not network.alike:
-            raise FedstillError("teachers that take different inputs cannot be written as one program")
+            raise FedstillError("teachers with different inputs cannot be exported as one program")
         self.network, self.kind, self.missing = network, made.kind, list[int]()
         if made.kind == "image":
             means, stds = (torch.as_tensor(value, dtype=torch.float64).reshape(-1, 1, 1) for value in (network.mean, network.std))
@@ -72,7 +72,7 @@ class Served(nn.Module):
         x = images
         if self.kind == "image":
             x = x.float() * self.scale + self.shift
-        elif self.kind == "rows":  # as fedstill.data.rows.prepared, without a branch on what is in them
+        elif self.kind == "rows":  # as fedstill.data.rows.prepared, without data-dependent branches
             numbers = len(self.shift)
             own, rest = x[:, :numbers], x[:, numbers:]
             absent = own.isnan()
@@ -84,7 +84,7 @@ class Served(nn.Module):
 
 
 def about_of(model: Classifier) -> dict[str, Any]:
-    """What travels with an exported model."""
+    """The metadata of an exported model."""
     network = model.network
     images = {"mean": _plain(network.mean), "std": _plain(network.std)} if model.preprocessing.kind == "image" else {}
     made = {**images, **model.preprocessing.to_json()}
@@ -113,7 +113,7 @@ def _served(model: Classifier) -> Served:
 
 
 def program_bytes(model: Classifier) -> bytes:
-    """The model as a ``torch.export`` archive, which says what the network says (checked)."""
+    """The model as a ``torch.export`` archive; its logits are checked against the network's."""
     module, example = _served(model), _example(model)
     file = io.BytesIO()
     try:
@@ -122,13 +122,13 @@ def program_bytes(model: Classifier) -> bytes:
             torch.export.save(program, file, extra_files={ABOUT: json.dumps(about_of(model))})
             said = torch.export.load(io.BytesIO(file.getvalue())).module()(example[:2])
     except Exception as error:  # the exporter raises whatever the network's code makes it raise
-        raise FedstillError(f"the model cannot be written as a PyTorch program: {first_line(error)}") from error
+        raise FedstillError(f"the model cannot be exported as a PyTorch program: {first_line(error)}") from error
     _check(model, module(example[:2]), said, PROGRAM)
     return file.getvalue()
 
 
 def onnx_bytes(model: Classifier) -> bytes:
-    """The model as an ONNX program: raw inputs in, logits out, any number at a time; its metadata has the rest."""
+    """The model as an ONNX program, from raw inputs to logits, with any batch size; its metadata has the rest."""
     said = {key: json.dumps(value) for key, value in about_of(model).items()}
     return onnx_of(_served(model), _example(model), "images" if model.preprocessing.kind == "image" else "input", said)
 
@@ -154,7 +154,7 @@ def onnx_of(module: nn.Module, example: Tensor, name: str, said: Mapping[str, st
                     verbose=False,
                 )
         except Exception as error:  # the exporter raises whatever its passes raise
-            raise FedstillError(f"the model cannot be written as ONNX: {first_line(error)}") from error
+            raise FedstillError(f"the model cannot be exported as ONNX: {first_line(error)}") from error
         written = onnx.load(path)
     onnx.helper.set_model_props(written, dict(said))
     return bytes(written.SerializeToString())
@@ -163,11 +163,11 @@ def onnx_of(module: nn.Module, example: Tensor, name: str, said: Mapping[str, st
 def _check(model: Classifier, wanted: Tensor, said: Tensor, what: str) -> None:
     if not torch.allclose(wanted, said, atol=TOLERANCE, rtol=TOLERANCE):
         far = float((wanted - said).abs().max())
-        raise FedstillError(f"{what} would not say what the network says (logits differ by up to {far:.3g}): it is not written")
+        raise FedstillError(f"{what} would not agree with the network (logits differ by up to {far:.3g}): it is not written")
 
 
 def check_onnx() -> None:
-    """Say before the work begins that ONNX cannot be written."""
+    """Raise before the work begins if ONNX cannot be written."""
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise FedstillError(f"writing ONNX needs {' and '.join(missing)}: pip install 'fedstill[onnx]'")
@@ -175,7 +175,7 @@ def check_onnx() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' remarks on packages that the model does not use; their errors are raised all the same."""
+    """Silence the exporters' remarks on packages that the model does not use; their errors are still raised."""
     logs = [logging.getLogger(name) for name in ("torch.onnx", "torch.export")]
     levels = [log.level for log in logs]
     for log in logs:
@@ -190,10 +190,10 @@ def _quiet() -> Iterator[None]:
 
 
 def export(model: Classifier, folder: str | Path, *, onnx: bool = False) -> Path:
-    """Write ``model.pt2``, on request ``model.onnx``, and a card that shows how both are used without fedstill."""
+    """Write ``model.pt2``, on request ``model.onnx``, and a card that shows how to use both without fedstill."""
     folder = Path(folder)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / PROGRAM).exists()):
-        raise FedstillError(f"{folder} holds something else; give a new folder to write to")
+        raise FedstillError(f"{folder} holds other files; give a new folder to write to")
     files: dict[str, bytes] = {PROGRAM: program_bytes(model)}
     if onnx:
         files[ONNX] = onnx_bytes(model)
@@ -209,7 +209,7 @@ def export(model: Classifier, folder: str | Path, *, onnx: bool = False) -> Path
 
 
 def export_card(model: Classifier, files: Mapping[str, bytes]) -> str:
-    """The card in Markdown: what the model is, what it takes, how good it was, and how it is used."""
+    """The card in Markdown: what the model is, its inputs, its accuracy, and how to use it."""
     said, about = model.about, model.about.get("about")
     network = about.model.name if about is not None and about.model is not None else type(model.network).__name__
     lines = [f"# {_title(model, network)}", ""]
@@ -223,7 +223,7 @@ def export_card(model: Classifier, files: Mapping[str, bytes]) -> str:
         rows = [[name, f"{100 * value:.1f}"] for name, value in said["domains"].items()]
         lines += ["", "## Accuracy on the test sets (%)", "", *table(["domain", "accuracy"], rows)]
     lines += ["", "## Inputs", "", _inputs(model), "", "## Use", ""]
-    where = "the folder or file that this was exported from"
+    where = "the folder or file that this model was exported from"
     lines += ["With fedstill:", "", *with_fedstill(where, model.preprocessing)]
     for name, how, shown in (
         (PROGRAM, "With PyTorch alone", program_lines(model.preprocessing)),
@@ -257,17 +257,16 @@ def _inputs(model: Classifier) -> str:
         kind = "grey" if channels == 1 else "colour"
         scale = f"`(x / 255 - {model.network.mean}) / {model.network.std}`"
         return (
-            f"uint8 {kind} images (n, {channels}, {height}, {width}), of any number n; the normalisation {scale} is inside. "
-            "Images of another size are resized first, by bilinear interpolation."
+            f"uint8 {kind} images (n, {channels}, {height}, {width}), for any n; the normalisation {scale} is inside. "
+            "Resize images of another size first, by bilinear interpolation."
         )
     if made.text is not None:
         return f"int32 token ids (n, {model.shape[0]}), tokenizer `{plain(made.text.tokenizer)}`, 0 for padding."
     if made.rows is None or not made.rows.mean:
-        return f"float32 rows (n, {model.shape[0]}), standardised already, as every site does by its own means and deviations."
+        return f"float32 rows (n, {model.shape[0]}), already standardised with the site's own means and standard deviations."
     plan = made.rows.plan
-    words = f", then a 1 for each word among the zeros of the others ({len(plan.categories)} columns)" if plan.categories else ""
+    words = f", then one-hot categories ({len(plan.categories)} columns)" if plan.categories else ""
     listed = ", ".join(plain(name) for name in plan.columns[:50]) if made.rows.named else ""
-    return (
-        f"float64 rows: {len(plan.numbers)} numbers as they are, NaN where one is missing{words}; standardisation is inside."
-        + (f" Columns: {listed}." if listed else "")
+    return f"float64 rows: {len(plan.numbers)} raw numbers, NaN for a missing one{words}; standardisation is inside." + (
+        f" Columns: {listed}." if listed else ""
     )

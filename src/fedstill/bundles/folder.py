@@ -1,4 +1,4 @@
-"""The folder of a fused model: its weights, what is known of it in ``fused.json``, and a model card."""
+"""The folder of a fused model: its weights, the facts in ``fused.json``, and a model card."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WEIGHTS, FACTS, CARD, ONNX = "model.safetensors", "fused.json", "MODEL_CARD.md",
 
 @dataclass(frozen=True)
 class FusedFolder:
-    """A fused model as its folder tells it."""
+    """A fused model, as read from its folder."""
 
     folder: Path
     about: About
@@ -40,12 +40,12 @@ class FusedFolder:
         return safetensors.torch.load_file(self.folder / WEIGHTS)
 
     def network(self) -> Network:
-        """The network, ready to speak about images of any size."""
+        """The network, ready to predict images of any size."""
         return build_network(self.about, self.state(), str(self.folder))
 
 
 def read_fused(folder: str | Path) -> FusedFolder:
-    """Open the folder that ``fedstill fuse`` wrote and check that its weights are those that were written."""
+    """Open a folder that ``fedstill fuse`` wrote and check that its weights are unchanged."""
     folder = Path(folder)
     facts_file, weights_file = folder / FACTS, folder / WEIGHTS
     if not facts_file.is_file() or not weights_file.is_file():
@@ -53,13 +53,13 @@ def read_fused(folder: str | Path) -> FusedFolder:
     try:
         facts = json.loads(facts_file.read_text())
         if facts["about"] is None:
-            raise FedstillError(f"{folder}: the student was a module from Python, which cannot be built again by name")
+            raise FedstillError(f"{folder}: the student was a module from Python, which cannot be rebuilt by name")
         about = About.model_validate(facts["about"])
         fused = FusedFolder(folder, about, facts)
         if digest(fused.state()) != facts["digest"]:
             raise FedstillError(f"{weights_file} was changed or damaged after fusing: its digest does not match")
     except (ValueError, KeyError, TypeError, ValidationError, OSError, safetensors.SafetensorError) as error:
-        raise FedstillError(f"{folder} is not a whole fused model: {first_line(error)}") from error
+        raise FedstillError(f"{folder} is not a complete fused model: {first_line(error)}") from error
     return fused
 
 

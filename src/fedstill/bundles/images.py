@@ -1,4 +1,4 @@
-"""Images for packing and fusing: all of a source, where a run would hold a part of it out for tests."""
+"""Images for packing and fusing: all images of a source, without the test set that a run would hold out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Images", "load_images", "relabelled"]
 
 
 class Images:
-    """The samples of a source, what it is called, its classes (none where it is unlabelled) and how it was read."""
+    """The samples of a source, its name, its classes (none if it is unlabelled) and how it was read."""
 
     def __init__(self, name: str, samples: Samples, classes: tuple[str, ...], reading: Mapping[str, Any] | None = None):
         self.name, self.samples, self.classes, self.reading = name, samples, classes, reading
@@ -36,8 +36,8 @@ def load_images(
 ) -> Images:
     """All images of ``source``: a folder, a table, ``embedded:NAME`` or a name on the Hub.
 
-    ``SOURCE#train`` and ``SOURCE#test`` are its training and test images alone (a fixed fifth is the test where it has none).
-    ``reading`` are options of :class:`~fedstill.data.reading.Reading`, such as the ``range`` of deep images.
+    ``SOURCE#train`` and ``SOURCE#test`` are only its training or test images (a fixed fifth is the test set if it has none).
+    ``reading`` holds options of :class:`~fedstill.data.reading.Reading`, such as the ``range`` of images with more than 8 bits.
 
     >>> found = load_images("embedded:optdigits#test", image_size=8)
     >>> len(found.samples), found.name, len(found.classes)
@@ -45,18 +45,18 @@ def load_images(
     """
     place, _, part = str(source).partition("#")
     if part not in ("", "train", "test"):
-        raise FedstillError(f"'{source}': after # comes train or test, not '{part}'")
+        raise FedstillError(f"'{source}': only train or test may follow #, not '{part}'")
     read_as = validated(Reading, dict(reading or {}), "data")
     domain = load_domain(place, image_size=image_size, channels=channels, seed=seed, reading=read_as, name=short_name(place))
     if domain.train.x.dtype != torch.uint8:
         held = "numbers" if domain.train.x.is_floating_point() else "text"
-        other = "; models of numbers are fused from Python: fedstill.fuse(modules, tensor)" if held == "numbers" else ""
-        raise FedstillError(f"'{place}' holds {held}, and packing and fusing by files is for images{other}")
+        other = "; fuse models of numbers from Python: fedstill.fuse(modules, tensor)" if held == "numbers" else ""
+        raise FedstillError(f"'{place}' holds {held}, but packing and fusing files is for images{other}")
     for note in domain.notes:
         warnings.warn(note, stacklevel=2)
     parts = [domain.train, domain.test] if not part else [domain.train if part == "train" else domain.test]
     if all(len(samples) == 0 for samples in parts):
-        raise FedstillError(f"'{source}' has no {part} images: there are too few to hold a fifth out")
+        raise FedstillError(f"'{source}' has no {part} images: there are too few to hold out a fifth")
     labelled = all(samples.y is not None for samples in parts)
     y = torch.cat([samples.y for samples in parts if samples.y is not None]) if labelled else None
     samples = Samples(torch.cat([samples.x for samples in parts]), y)
@@ -64,13 +64,13 @@ def load_images(
 
 
 def relabelled(images: Images, classes: Sequence[str], unknown: str) -> Samples:
-    """The samples with labels that count along ``classes``; a class that is not among them is an error."""
+    """The samples with labels that index ``classes``; a class that is not among them is an error."""
     extra = [name for name in images.classes if name not in classes]
     if extra:
         raise FedstillError(
             f"{images.name} has classes that {unknown}: {', '.join(extra[:5])} (known: {', '.join(classes[:10])})"
         )
     if images.samples.y is None:
-        raise FedstillError(f"{images.name} has no labels: put its images in one folder a class")
+        raise FedstillError(f"{images.name} has no labels: put its images in one folder per class")
     places = torch.tensor([list(classes).index(name) for name in images.classes])
     return Samples(images.samples.x, places[images.samples.y])

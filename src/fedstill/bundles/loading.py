@@ -1,4 +1,4 @@
-"""``fedstill.load``: the model of any run, fused model or bundle, ready for use. The one place that opens them."""
+"""``fedstill.load``: open the model of any run, fused model or bundle. Only this module opens them."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from fedstill.run.history import read_history, sound_summary
 
 __all__ = ["load", "read_ensemble"]
 
-ENSEMBLE = "ensemble"  # where a run and a fused model keep theirs, and the name by which it is asked for
-Found = tuple[Network, About, dict[str, Any]]  # the network, what it is, and where it comes from
+ENSEMBLE = "ensemble"  # the folder of a kept ensemble, and its name as a model
+Found = tuple[Network, About, dict[str, Any]]  # the network, its description, and its origin
 
 
 def load(path: str | Path, *, model: str | None = None, trust_code: bool = False, device: str = "cpu") -> Classifier:
-    """The model of a run's folder, of a fused model's, of a bundle or of a file of weights that one of them holds.
+    """The model in a run folder, in the folder of a fused model, in a bundle or in a file of weights from one of them.
 
-    What comes back has ``predict(images)``, ``classes`` and ``network`` (in eval mode). A run that leaves several models needs
-    ``model``, the name of one; ``model="ensemble"`` is the ensemble that was kept (``run --keep-ensemble``). A model that holds
-    or names code of its own is opened only with ``trust_code``. Whatever was damaged after it was written is refused.
+    The result has ``predict(images)``, ``classes`` and ``network`` (in eval mode). If a run has several models, ``model`` names
+    one; ``model="ensemble"`` is the kept ensemble (``run --keep-ensemble``). A model that contains or names code is opened only
+    with ``trust_code``. Damaged files are refused.
 
     >>> import tempfile, fedstill
     >>> small = ["rounds=1", "algorithm.name=fedavg", "data.limit=60", "data.test_limit=20"]
@@ -78,17 +78,17 @@ def _from_folder(folder: Path, model: str | None, trust_code: bool) -> Found:
     if model is not None and model not in several:
         raise unknown("model of this run", model, several) if several else FedstillError(f"{folder} has no models by name")
     if several and model is None and not (folder / WEIGHTS).exists():
-        raise FedstillError(f"{folder} has {len(several)} models: say which (model): {', '.join(several)}")
+        raise FedstillError(f"{folder} has {len(several)} models: name one (model): {', '.join(several)}")
     file = several[model] if model is not None else folder / WEIGHTS
     if not file.exists():
         begun = (folder / "history.jsonl").exists()
-        why = "its run has not ended, or leaves no model" if begun else "it is no folder of a run or of a fused model"
+        why = "its run has not finished, or writes no model" if begun else "it is not the folder of a run or of a fused model"
         raise FedstillError(f"{folder} has no {WEIGHTS}: {why}")
     return _from_file(file, trust_code, _of_run(folder))
 
 
 def read_ensemble(folder: str | Path, trust_code: bool = False) -> tuple[Ensemble, dict[str, Any]]:
-    """The ensemble that a run or a fusion kept (:mod:`fedstill.fusion.kept`), and what its teachers' files say of inputs and
+    """The ensemble that a run or a fusion kept (:mod:`fedstill.fusion.kept`), and what its teachers' files say about inputs and
     classes."""
     folder = Path(folder)
     try:
@@ -115,7 +115,7 @@ def read_ensemble(folder: str | Path, trust_code: bool = False) -> tuple[Ensembl
             {prototype: network.eval for prototype, network in backbones.items()},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FedstillError(f"{folder} is not an ensemble that can be read: {first_line(error)}") from error
+        raise FedstillError(f"{folder} is not a readable ensemble: {first_line(error)}") from error
     if not members:
         raise FedstillError(f"{folder} is an ensemble without teachers")
     return Ensemble(members, speakers).eval(), {**said, "classes": list(speakers.classes)}
@@ -128,9 +128,9 @@ def _message(parts: Mapping[str, Tensor], weighting: str) -> Callable[[], Messag
 
 
 def _member(folder: Path, file: str, trust_code: bool) -> tuple[Network, State, dict[str, Any]]:
-    """A file's network, what its site reported, and what the file says."""
+    """The network of a file, its site's report, and the file's metadata."""
     if Path(file).name != file:
-        raise FedstillError(f"{folder / INDEX} names a file outside of its folder")
+        raise FedstillError(f"{folder / INDEX} names a file outside its folder")
     state, said = _read(folder / file)
     parts = Message(state)
     about = _described(said, Path(file).stem, folder / file)
@@ -170,11 +170,9 @@ def _from_fused(fused: FusedFolder, trust_code: bool) -> Found:
 def _from_file(path: Path, trust_code: bool, origin: Mapping[str, Any] | None = None) -> Found:
     state, said = _read(path)
     if not {"model", "classes", "shape"} <= said.keys():
-        raise FedstillError(
-            f"{path} does not say which network it holds: it was not written by a run; `fedstill pack` can take it"
-        )
+        raise FedstillError(f"{path} does not say which network it holds, so no run wrote it; `fedstill pack` can read it")
     beside = path.parent if path.parent.name != "models" else path.parent.parent
-    if "options" not in said:  # as older files have it, where the configuration knows the rest
+    if "options" not in said:  # an older file: the configuration has the rest
         said = {**_of_config(beside), **said}
     about = _described(said, str((origin or {}).get("name", path.stem)), path)
     _check_code(about, str(path), trust_code)
@@ -190,7 +188,7 @@ def _read(path: Path) -> tuple[State, dict[str, Any]]:
 
 
 def _described(said: Mapping[str, Any], name: str, path: Path) -> About:
-    """What a file of weights says of its network."""
+    """The description of its network in a file of weights."""
     try:
         return About(
             name=name,
@@ -206,7 +204,7 @@ def _described(said: Mapping[str, Any], name: str, path: Path) -> About:
 
 
 def _preprocessing(about: About, said: Mapping[str, Any], path: Path) -> Preprocessing:
-    """How inputs are made for it, as its file says."""
+    """The preprocessing of its inputs, as its file describes it."""
     text, rows, limits, label = (said.get(key) for key in ("text", "rows", "range", "label"))
     assert about.model is not None
     if text is not None and is_encoder(about.model.name):
@@ -221,11 +219,11 @@ def _preprocessing(about: About, said: Mapping[str, Any], path: Path) -> Preproc
             str(label) if label is not None else None,
         )
     except (TypeError, ValueError, LookupError) as error:
-        raise FedstillError(f"{path}: how its inputs are made cannot be read: {first_line(error)}") from error
+        raise FedstillError(f"{path}: its preprocessing cannot be read: {first_line(error)}") from error
 
 
 def _built(about: About, state: State, whose: str) -> Network:
-    """The network of a run. FedMA's is of its architecture's kind, and of another width."""
+    """The network of a run. FedMA's has its own width."""
     assert about.model is not None
     try:
         return build_network(about, state, whose)
@@ -245,7 +243,7 @@ def _check_code(about: About, whose: str, trust_code: bool) -> None:
 
 
 def _of_run(folder: Path) -> dict[str, Any]:
-    """What a run's folder says of its model: the system, the rounds and the accuracies."""
+    """What a run folder says about its model: the system, the rounds and the accuracies."""
     file = folder / "summary.json"
     found = (sound_summary(file.read_text(encoding="utf-8", errors="replace")) if file.exists() else None) or {}
     scored = [line for line in read_history(folder / "history.jsonl") if line.get("accuracy") is not None]

@@ -1,4 +1,4 @@
-"""Markdown whose words come from others: names of bundles, sites and classes are shown as they are and never interpreted."""
+"""Markdown with text from others: names of bundles, sites and classes are shown literally and never interpreted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["plain", "table"]
 
 
 def plain(text: object, longest: int = 200) -> str:
-    """Somebody's words as Markdown that shows them and does nothing else.
+    """Untrusted text as Markdown that shows it literally.
 
     >>> print(plain("site|<b>*a*</b>" + chr(10) + "# owned [x](y)"))
     site\\|&lt;b&gt;\\*a\\*&lt;/b&gt; \\# owned \\[x\\](y)
@@ -21,7 +21,7 @@ def plain(text: object, longest: int = 200) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """The lines of a table; cells are somebody's words.
+    """The lines of a table; cells are untrusted text.
 
     >>> table(["who", "n"], [["a|b", 3]])
     ['| who | n |', '|---|---|', '| a\\\\|b | 3 |']

@@ -1,4 +1,4 @@
-"""A site's turn: a trained model becomes a bundle, with a description of the site's domain and never its data."""
+"""What a site does: pack a trained model into a bundle, with a description of the site's domain and never its data."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ __all__ = ["DESCRIPTIONS", "HEAD_EPOCHS", "Packed", "pack"]
 
 DESCRIPTIONS = ("projection", "discriminator")
 LR = 0.01
-HEAD_EPOCHS = 20  # of what stands on a frozen trunk, where none are asked for
+HEAD_EPOCHS = 20  # default for the layers above a frozen trunk
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A written bundle; with labelled data also how many of the site's images the model gets right (0..1)."""
+    """A written bundle; with labelled data, also the model's accuracy on the site's images (0..1)."""
 
     bundle: Bundle
     accuracy: float | None = None
 
     @property
     def doubtful(self) -> bool:
-        """Whether the model does little better than guessing: classes in another order, or another normalisation."""
+        """Whether the accuracy is near chance: the class order or the normalisation may be wrong."""
         return self.accuracy is not None and self.accuracy < 1.5 / len(self.bundle.about.classes)
 
 
@@ -94,19 +94,19 @@ def pack(
     """Write the bundle ``out``.
 
     The network is ``model`` (a name for :func:`fedstill.models.build`) with ``weights``, or a ``program`` (TorchScript or
-    ``torch.export``), or goes on from the fused folder ``base``. ``epochs`` of training on the labelled ``data`` come first where
-    they are asked for; a model without weights needs some. By default they are 20 above a frozen trunk, and 1 from a fused model.
-    Without ``data``, ``classes`` and ``image_size`` say what the network knows and takes. ``counts=False`` leaves out how many
-    samples there are. ``describe`` is what the bundle tells of the domain: a "projection" (FedD3A) under the ``reference``
-    backbone, a "discriminator" (DaFKD) that learns to tell the site's images from those of ``against``, or nothing; the
-    projection by default, unless there are statistics. ``reading`` says how images become pixels where their files do not, such
-    as the ``range`` of 12 bits in 16, and what happens to damaged ones (:class:`~fedstill.data.reading.Reading`).
+    ``torch.export``), or continues from the fused folder ``base``. It first trains for ``epochs`` on the labelled ``data``, by
+    default 20 above a frozen trunk and 1 from a fused model; a model without weights needs ``epochs``. Without ``data``, give
+    ``classes`` and ``image_size``. ``counts=False`` omits the number of samples. ``describe`` is the description of the domain: a
+    "projection" (FedD3A) under the ``reference`` backbone, a "discriminator" (DaFKD) that learns to distinguish the site's images
+    from those of ``against``, or nothing; by default the projection, unless there are statistics. ``reading`` says how images
+    become pixels if their files do not, such as the ``range`` of 12 bits in 16, and what happens to damaged images
+    (:class:`~fedstill.data.reading.Reading`).
 
-    ``train`` is what is trained here: "all", or above a frozen trunk "head" or "last:N"; the trunk's outputs are computed once
-    and kept. ``weights`` may name packaged ones, such as "imagenet"; they bring their ``mean`` and ``std`` (0.5 otherwise), and
-    where they are the frozen trunk they are not in the bundle. ``statistics`` (true, or options of
-    :class:`~fedstill.local.reports.statistics.Statistics`) puts in what the site's features look like under the trunk, by class:
-    with these, bundles are fused without any images.
+    ``train`` is the part that is trained: "all", or above a frozen trunk "head" or "last:N"; the trunk's outputs are computed
+    once and cached. ``weights`` may name packaged weights, such as "imagenet". These come with their ``mean`` and ``std`` (0.5
+    otherwise), and if they are the frozen trunk they are not in the bundle. ``statistics`` (true, or options of
+    :class:`~fedstill.local.reports.statistics.Statistics`) adds statistics of the site's features under the trunk, by class: with
+    these, bundles can be fused without images.
 
     >>> import tempfile
     >>> packed = pack(Path(tempfile.mkdtemp()) / "a.fed", model="mlp", data="embedded:optdigits", epochs=1, lr=0.1)
@@ -124,9 +124,9 @@ def pack(
     given = [text for text, value in (("a model", model), ("a program", program), ("a fused folder", base)) if value is not None]
     if len(given) != 1:
         both = f", not {' and '.join(given)}" if given else ""
-        raise FedstillError(f"give one of a model, a program and the folder of a fused model to go on from{both}")
+        raise FedstillError(f"give one of a model, a program and the folder of a fused model to continue from{both}")
     if not (math.isfinite(lr) and lr > 0):
-        raise FedstillError(f"the rate of training (lr) is a number above zero, not {lr}")
+        raise FedstillError(f"the learning rate (lr) must be a number above zero, not {lr}")
     wanted_statistics = _wanted(statistics, counts)
     fused = read_fused(base) if base is not None else None
     if fused is not None:
@@ -143,7 +143,7 @@ def pack(
     speaker: Network
     if program is not None:
         if frozen:
-            raise FedstillError("a program cannot be cut into a frozen trunk and a head: leave out what is trained (train)")
+            raise FedstillError("a program cannot be cut into a frozen trunk and a head: omit train")
         about, parts, network = _program(Path(program), about, epochs)
         speaker = network
     else:
@@ -164,10 +164,10 @@ def pack(
         parts = {"model": (speaker if slim else network).state_dict()}
     if wanted_statistics is not None:
         if own is None or not isinstance(speaker, Top):
-            raise FedstillError("statistics are of the data's features under a frozen trunk: give data, and train = 'head'")
+            raise FedstillError("statistics describe the data's features under a frozen trunk: give data, and train = 'head'")
         parts["statistics"] = site_statistics(speaker, own, wanted_statistics)
         if not len(parts["statistics"]["counts"]):
-            raise FedstillError(f"nothing can be described: no class has {wanted_statistics.min_samples} images (min_samples)")
+            raise FedstillError(f"nothing to describe: no class has {wanted_statistics.min_samples} images (min_samples)")
         about = about.model_copy(update={"statistics": wanted_statistics})
     if images is not None and own is not None:
         spec = reference or (str(base) if base is not None else default_reference(about.shape))
@@ -181,11 +181,11 @@ def pack(
 
 
 def _wanted(statistics: bool | Mapping[str, Any], counts: bool) -> Statistics | None:
-    """The options of the statistics that were asked for."""
+    """The options of the requested statistics; None if there are none."""
     if statistics is False:
         return None
     if not counts:
-        raise FedstillError("statistics say how many images of each class there are: leave them out, or the wish for no counts")
+        raise FedstillError("statistics reveal the number of images of each class: omit either the statistics or 'no counts'")
     return validated(Statistics, {} if statistics is True else statistics, "statistics")
 
 
@@ -195,7 +195,7 @@ def _scales(
     std: float | Sequence[float] | None,
     fused: FusedFolder | None,
 ) -> dict[str, Any]:
-    """The normalisation where none was asked for: what the weights were trained with, or the fused model's."""
+    """The default normalisation: the one that the weights were trained with, or the fused model's."""
     if fused is not None:
         return {}
     missing = (("mean", mean, network.mean), ("std", std, network.std))
@@ -203,9 +203,9 @@ def _scales(
 
 
 def _on_trunk(about: About, network: Network, train: str, packaged: str | None) -> tuple[About, Top]:
-    """What is trained of the network, and what the bundle says of the trunk below it."""
+    """The part of the network that is trained, and the description of the trunk below it."""
     top = Top(network, cut_of(network, train))
-    before = about.trunk  # of the fused model that training goes on from
+    before = about.trunk  # of the fused model that training continues from
     kept = before.weights if before is not None and before.digest == top.digest else None
     trunk = Trunk(train=train, digest=top.digest, shape=list(top.output_shape(tuple(about.shape))), weights=packaged or kept)
     return about.model_copy(update={"trunk": trunk}), top
@@ -221,18 +221,18 @@ def _about(
     std: float | Sequence[float] | None,
     name: str,
 ) -> About:
-    """What is known before the network is: classes, size, normalisation. The architecture is filled in later."""
+    """What is known before the network: classes, size, normalisation. The architecture is filled in later."""
     mean, std = 0.5 if mean is None else mean, 0.5 if std is None else std
     if fused is not None:
         if classes:
-            raise FedstillError("the classes of a model that goes on from a fused one are the fused one's: name none")
+            raise FedstillError("a model that continues from a fused one has its classes: name none")
         told = {"name": name, "based_on": fused.digest, "samples": None, "label_counts": None, "statistics": None}
         return fused.about.model_copy(update=told)
     known = list(classes) or list(images.classes if images is not None else ())
     if not known:
-        raise FedstillError("the classes are not known: name them (classes), or give data with one folder a class")
+        raise FedstillError("the classes are not known: name them (classes), or give data with one folder per class")
     if len(known) == 1:
-        raise FedstillError(f"there is one class only, '{known[0]}': nothing to tell apart; name all classes (classes)")
+        raise FedstillError(f"there is only one class, '{known[0]}': nothing to classify; name all classes (classes)")
     if images is not None:
         shape = list(images.samples.x.shape[1:])
     elif image_size is not None:
@@ -247,7 +247,7 @@ def _about(
         raise FedstillError(wrong)
     for text, value in (("mean", mean), ("std", std)):
         if not isinstance(value, float | int) and len(value) not in (1, shape[0]):
-            raise FedstillError(f"{text} has {len(value)} numbers, and the images have {shape[0]} channels")
+            raise FedstillError(f"{text} has {len(value)} numbers, but the images have {shape[0]} channels")
     return About(name=name, model=Architecture(name="?"), classes=known, shape=shape, mean=_scale(mean), std=_scale(std))
 
 
@@ -256,10 +256,10 @@ def _scale(value: float | Sequence[float]) -> float | list[float]:
 
 
 def _labelled(images: Images | None, about: About, epochs: int) -> Samples | None:
-    """The site's samples with labels that count along the bundle's classes, or None where there are no labels."""
+    """The site's samples with labels that index the bundle's classes, or None without labels."""
     if images is None or not images.classes:
         if epochs:
-            raise FedstillError("training needs labelled images: data with one folder a class")
+            raise FedstillError("training needs labelled images: data with one folder per class")
         return None
     return relabelled(images, about.classes, "the model does not know")
 
@@ -280,13 +280,11 @@ def _network(
         return about, fused.network()
     assert model is not None
     if packaged is not None and not epochs:
-        raise FedstillError(f"the weights '{packaged}' of {model} know other classes: train here, for some epochs on data")
+        raise FedstillError(f"the weights '{packaged}' of {model} have other classes: train for some epochs on data")
     if weights is None and not epochs:
-        raise FedstillError("a model needs its trained weights, or epochs to be trained here")
+        raise FedstillError("a model needs trained weights, or epochs to train for")
     if weights is not None and program_kind(weights) is not None:
-        raise FedstillError(
-            f"'{weights}' is a program, not weights: hand it over as the program, instead of a model and its weights"
-        )
+        raise FedstillError(f"'{weights}' is a program, not weights: give it as the program, instead of a model and its weights")
     network = build(model, classes=len(about.classes), shape=about.shape, norm=norm, seed=seed, weights=packaged, **options)
     if weights is not None and packaged is None:
         load_weights(network, weights, whole=not new_head)
@@ -295,7 +293,7 @@ def _network(
 
 def _program(path: Path, about: About, epochs: int) -> tuple[About, dict[str, State], Network]:
     if epochs:
-        raise FedstillError("a program cannot be trained here: leave the epochs out")
+        raise FedstillError("a program cannot be trained: omit epochs")
     kind = program_kind(path)
     if kind is None:
         missing = "no such file" if not path.is_file() else "neither a TorchScript nor a torch.export file"
@@ -318,7 +316,7 @@ def _described(
     seed: int,
     progress: Progress,
 ) -> tuple[About, dict[str, State]]:
-    """What the bundle tells of the domain; ``own`` are the images as the network takes them: themselves, or a trunk's outputs."""
+    """The description of the domain; ``own`` are the inputs of the network: the images, or the outputs of a trunk."""
     parts: dict[str, State] = {}
     update: dict[str, Subspace | str | None] = {"subspace": None, "discriminator": None}
     if "projection" in describe:

@@ -20,7 +20,7 @@ Kind = Literal["torchscript", "export"]
 
 
 def program_kind(path: str | Path) -> Kind | None:
-    """Which kind of program a file is, told from its list of contents alone; None for anything else."""
+    """The kind of program that a file is, from its list of contents only; None for anything else."""
     try:
         with zipfile.ZipFile(path) as archive:
             inside = archive.namelist()
@@ -33,25 +33,25 @@ def program_kind(path: str | Path) -> Kind | None:
 
 
 def open_program(data: bytes, kind: Kind, whose: str) -> nn.Module:
-    """The program in ``data``. This runs code from the file: call it only for those who allowed it."""
+    """The program in ``data``. This runs code from the file: call it only if the user allowed it."""
     try:
         if kind == "torchscript":
             load: Callable[..., nn.Module] = torch.jit.load
             return load(io.BytesIO(data), map_location="cpu").eval()
         return torch.export.load(io.BytesIO(data)).module()
-    except Exception as error:  # whatever a program raises when it is opened, it cannot be used
+    except Exception as error:  # a program may raise anything when it is opened
         raise FedstillError(f"{whose}: the program cannot be opened: {first_line(error)}") from error
 
 
 class Program(Whole):
-    """A program as a network. It runs as it was written down, so its mode is left alone."""
+    """A program as a network. It runs as it was saved, so its mode does not change."""
 
     has_modes = False
 
     def __init__(self, body: nn.Module, whose: str, shape: tuple[int, ...], classes: int) -> None:
         super().__init__(body, whose, shape, classes)
         if next(self.parameters(), None) is None:
-            self.anchor = nn.Parameter(torch.zeros(0), requires_grad=False)  # says the device of a program without parameters
+            self.anchor = nn.Parameter(torch.zeros(0), requires_grad=False)  # the device of a program without parameters
 
     def train(self, mode: bool = True) -> Program:
         self.training = False

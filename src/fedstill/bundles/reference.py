@@ -1,8 +1,8 @@
 """The reference backbone: one network that all sites and the centre have, so that descriptions of domains can be compared.
 
-It is named by a built-in model, then with its packaged weights (``efficientnet-lite0``) or where there are none with those of a
-fixed seed (``cnn-small``), by a built-in model and a file of pretrained weights (``resnet18=imagenet.safetensors``), by a bundle,
-or by the folder of a fused model.
+A reference is the name of a built-in model, with its packaged weights (``efficientnet-lite0``) or, if there are none, the weights
+of a fixed seed (``cnn-small``); a built-in model and a file of pretrained weights (``resnet18=imagenet.safetensors``); a bundle;
+or the folder of a fused model.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["DEFAULT", "PHOTOS", "default_reference", "load_reference", "referenc
 
 DEFAULT = "cnn-small"
 PHOTOS = "efficientnet-lite0"
-SMALLEST_PHOTO = 64  # pixels: digits and the like are described well by a small network, and much faster
-# what a reference that is a built-in model looks at, from scratch or pretrained; images of any size are brought to it
+SMALLEST_PHOTO = 64  # pixels: a small network describes digits and the like well, and much faster
+# the input shape of a built-in reference, from scratch or pretrained; images of any size are resized to it
 SHAPE, PRETRAINED_SHAPE = (3, 32, 32), (3, 160, 160)
 
 
 def default_reference(shape: Sequence[int]) -> str:
-    """The reference where none is named: of photographs the pretrained one, where its package is installed.
+    """The default reference: for photographs the pretrained one, if its package is installed.
 
     >>> default_reference([1, 28, 28])
     'cnn-small'
@@ -73,7 +73,7 @@ def load_reference(spec: str) -> Network:
 def reference_features(
     spec: str, network: Network, samples: Samples, name: str, progress: Progress
 ) -> Callable[[Tensor], Tensor]:
-    """The features of the samples at an index. A pretrained reference's are computed once and kept."""
+    """The features of the samples at an index. Those of a pretrained reference are computed once and cached."""
     if spec.partition("=")[0] not in PRETRAINED:
         return lambda index: apply(network.features, network, samples.take(index))
     kept = trunk_outputs(Top(network, cut_of(network, "head")), progress)(name, samples)
@@ -81,7 +81,7 @@ def reference_features(
 
 
 def reference_id(spec: str, network: Network) -> Subspace:
-    """What a bundle says of the reference: its name without folders, and a digest of the backbone (the head does not matter)."""
+    """What a bundle says about the reference: its name without folders, and a digest of the backbone (without the head)."""
     backbone = {key: tensor for key, tensor in network.state_dict().items() if not key.startswith("head.")}
     name, equals, weights = spec.partition("=")
     plain = Path(spec).name if not equals else f"{name}={Path(weights).name}"

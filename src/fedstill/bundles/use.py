@@ -1,4 +1,4 @@
-"""How a model is used, as a card shows it: with fedstill, with plain PyTorch and with onnxruntime. The tests run every line."""
+"""Code for a card that shows how to use a model: with fedstill, plain PyTorch or onnxruntime. The tests run every line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tokens(text):  # as the model was trained on: words and marks, hashed
     return ids + [0] * ({length} - len(ids))
 """
 
-# a missing number is NaN, a missing word has a category of its own where training had such rows
+# a missing number is NaN; a missing word has its own category if the training data had missing words
 ROW = """\
 numbers = [float("nan") if row.get(name) is None else float(row[name]) for name in about["rows"]["numbers"]]
 words = [float((row.get(name) or "(missing)") == word) for name, listed in about["rows"]["categories"] for word in listed]"""
@@ -28,12 +28,12 @@ words = [float((row.get(name) or "(missing)") == word) for name, listed in about
 def classes_lines(classes: Sequence[str], most: int = 200) -> list[str]:
     """The classes in the order of the outputs."""
     listed = ", ".join(f"{i} {plain(name)}" for i, name in enumerate(classes[:most]))
-    more = f" and {len(classes) - most} more, which the files have" if len(classes) > most else ""
+    more = f" and {len(classes) - most} more, which are in the files" if len(classes) > most else ""
     return ["## Classes", "", listed + more]
 
 
 def with_fedstill(place: str, made: Preprocessing) -> list[str]:
-    """With fedstill, which brings the network, its classes and the making of its inputs."""
+    """With fedstill, which loads the network, its classes and its preprocessing."""
     asked = {"image": '["a.png", "b.png"]', "text": '["a text", "another"]'}.get(made.kind, '"rows.csv"')
     return [
         "```python",
@@ -47,7 +47,7 @@ def with_fedstill(place: str, made: Preprocessing) -> list[str]:
 
 
 def program_lines(made: Preprocessing) -> list[str] | None:
-    """With PyTorch alone; None where texts need a tokenizer that is not fedstill's own."""
+    """With PyTorch alone; None if texts need a tokenizer other than fedstill's own."""
     found = _input(made, "torch")
     if found is None:
         return None
@@ -73,7 +73,7 @@ def program_lines(made: Preprocessing) -> list[str] | None:
 
 
 def onnx_lines(made: Preprocessing) -> list[str] | None:
-    """With onnxruntime alone; None as above."""
+    """With onnxruntime alone; None if texts need a tokenizer other than fedstill's own."""
     found = _input(made, "numpy")
     if found is None:
         return None

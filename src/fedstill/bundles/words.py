@@ -1,4 +1,4 @@
-"""A bundle in plain words: what is in it, and what whoever holds it learns."""
+"""A bundle in plain words: what is in it, and what it reveals to its holder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["in_words"]
 
 
 def in_words(bundle: Bundle) -> str:
-    """What is inside ``bundle`` and what it reveals, for the person who must decide whether it may leave."""
+    """What is in ``bundle`` and what it reveals, for the person who decides whether it may leave the site."""
     about = bundle.about
     message = bundle.tensors()
     lines = [f"{bundle.path.name}: the bundle of '{about.name}' (digest {bundle.digest[:16]})", "It holds"]
@@ -59,25 +59,25 @@ def in_words(bundle: Bundle) -> str:
     if about.statistics is not None:
         least = int(message.group("statistics")["counts"].min())
         lines += [
-            "  knows how many images there are of each described class, what they have in common and how they vary as the frozen",
-            "  trunk sees them; can draw made-up features like theirs, and try to tell whether an image at hand was among them:",
-            f"  the fewer images are behind a mean the better (here {least} at least; without --statistics this is left out)",
+            "  knows the number of images of each described class, and the mean and variation of their features under the frozen",
+            "  trunk; can draw virtual features like theirs, and try to find out whether a given image was among them. This is",
+            f"  easier if few images are behind a mean (here at least {least}; without --statistics this is left out)",
         ]
     return "\n".join(lines)
 
 
 def _above(trunk: Trunk | None) -> str:
-    """Which part of the network was trained, where the rest is frozen."""
+    """Which part of the network was trained, if the rest is frozen."""
     if trunk is None:
         return ""
     what = "head" if trunk.train == "head" else f"last {trunk.train.removeprefix('last:')} pieces and head"
-    return f" ({what} alone, above its packaged weights '{trunk.weights}')" if trunk.weights else f", whose {what} were trained"
+    return f" ({what} only, on its packaged weights '{trunk.weights}')" if trunk.weights else f", of which {what} were trained"
 
 
 def _statistics(part: State) -> str:
-    """What the statistics are, in numbers."""
+    """The size and the kind of the statistics."""
     groups, rank, width = part["factors"].shape
-    kept = f"the variances along {rank} directions and what they leave over" if rank else "its variances"
+    kept = f"the variances along {rank} directions and the remaining ones" if rank else "its variances"
     total, size = int(part["counts"].sum()), sum(part[name].numel() for name in ("means", "variances", "factors"))
     apart = f"{groups} classes or groups of rare ones" if bool((part["labels"] >= 0).any()) else "all images together"
     told = f"for {apart} a count, a mean and {kept}"
@@ -85,4 +85,4 @@ def _statistics(part: State) -> str:
 
 
 def _code(code: str) -> str:
-    return f"It holds no images, no labels of single images and no file names; but it is {code}"
+    return f"It holds no images, no labels of single images and no file names, but it is {code}"

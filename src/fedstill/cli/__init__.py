@@ -1,6 +1,6 @@
-"""The command line: one command a file; a user's mistake is one line on standard error and exit status 2.
+"""The command line: one command per file. A user's mistake gives one line on standard error and exit status 2.
 
-A question (``--help``, ``--list``, a completion) is answered at once: what is slow to import is imported inside the command.
+``--help``, ``--list`` and completions must answer at once, so modules that are slow to import are imported inside the commands.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ app = typer.Typer(
     name="fedstill",
     help="Fuse models trained where the data cannot leave.",
     no_args_is_help=True,
-    suggest_commands=False,  # click itself says what may be meant
+    suggest_commands=False,  # click itself makes suggestions
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -37,7 +37,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Fuse models trained where the data cannot leave."""
 
@@ -62,20 +62,20 @@ app.add_typer(flower.app, name="flower")
 
 def main() -> None:
     """The entry point."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite request to end is treated like Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM is treated like Ctrl-C
     try:
         with bash_words(os.environ):
             app()
     except FedstillError as error:
-        # one line, whatever names of others it quotes
+        # one line, whatever text it quotes
         hint = f" (--set {error.setting})" if error.setting else ""
         print("fedstill: " + "".join(c if c.isprintable() else " " for c in f"{error}{hint}"), file=sys.stderr)
         raise SystemExit(2) from None
-    except OSError as error:  # a path that cannot be written, a full disk; never a fault of the network's
+    except OSError as error:  # a path that cannot be written, a full disk; never a network error
         where = f": {error.filename}" if error.filename else ""
         print(f"fedstill: {error.strerror or first_line(error)}{where}", file=sys.stderr)
         raise SystemExit(2) from None
     except SystemExit as ended:
-        if ended.code == 130:  # what typer makes of Ctrl-C, without a word
-            print("fedstill: stopped; a run that was in progress can be resumed with --resume", file=sys.stderr)
+        if ended.code == 130:  # typer exits with this code on Ctrl-C, silently
+            print("fedstill: stopped; a run in progress can be resumed with --resume", file=sys.stderr)
         raise

@@ -22,7 +22,7 @@ def entries() -> dict[str, str]:
 
 
 def bibtex(names: str) -> str:
-    """The entries of the systems in a comma-separated list, each paper once; ``all`` for all of them.
+    """The entries of a comma-separated list of systems, each paper once; ``all`` stands for all systems.
 
     >>> bibtex("fedd3a,ceiling").count("@article")
     1

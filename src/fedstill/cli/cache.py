@@ -1,4 +1,4 @@
-"""``fedstill cache``: what is kept on disk so that it need not be computed again."""
+"""``fedstill cache``: results that are kept on disk so that they need not be computed again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from fedstill.core.console import console, megabytes
 from fedstill.core.errors import FedstillError
 
-if TYPE_CHECKING:  # slow: brings torch
+if TYPE_CHECKING:  # slow: imports torch
     from fedstill.data.cache import Kept
 
 __all__ = ["cache"]
@@ -20,11 +20,11 @@ KINDS = {"features": "frozen network's outputs", "data": "decoded data", "unfini
 
 
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove what would be listed; it is made again when needed.")] = False,
-    only: Annotated[str | None, typer.Option(metavar="|".join(KINDS), help="List or remove one kind alone.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove the listed files; they are made again when needed.")] = False,
+    only: Annotated[str | None, typer.Option(metavar="|".join(KINDS), help="List or remove only one kind.")] = None,
 ) -> None:
-    """Show what fedstill keeps on disk (FEDSTILL_CACHE, or ~/.cache/fedstill): decoded data and frozen networks' outputs."""
-    from fedstill.data.cache import cache_folder, kept_in  # slow: brings torch
+    """Show the cache (FEDSTILL_CACHE, or ~/.cache/fedstill): decoded data and outputs of frozen networks."""
+    from fedstill.data.cache import cache_folder, kept_in  # slow: imports torch
     from fedstill.data.cache import clear as clear_cache  # slow
 
     if only is not None and only not in KINDS:

@@ -14,7 +14,7 @@ from fedstill.core.console import console, remark
 from fedstill.core.errors import FedstillError
 from fedstill.run.show import Shown
 
-if TYPE_CHECKING:  # slow: brings torch
+if TYPE_CHECKING:  # slow: imports torch
     from fedstill.run.compare import Planned
 
 __all__ = ["compare", "compare_shown"]
@@ -25,11 +25,11 @@ def compare(
     algorithms: Annotated[
         str, typer.Option(metavar="A,B,C", help="Systems to compare.", autocompletion=systems)
     ] = "fedavg,fedprox,fedavgm",
-    seeds: Annotated[str, typer.Option(metavar="0,1,2", help="Seeds; the table gives mean and deviation.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(metavar="0,1,2", help="Seeds; the table has mean and standard deviation.")] = "0,1,2",
     out: Annotated[Path, typer.Option(help="The folder of all runs.")] = Path("runs/compare"),
     set_: Set = None,
 ) -> None:
-    """Run every system with every seed; finished runs are kept, interrupted ones resumed. Writes table.md, summary.json and
+    """Run every system with every seed; finished runs are kept, interrupted runs are resumed. Writes table.md, summary.json and
     report.html."""
     names, numbers = words(algorithms), whole_numbers("--seeds", seeds)
     if not names:
@@ -38,15 +38,15 @@ def compare(
 
 
 def compare_shown(what: str, names: Sequence[str], seeds: Sequence[int], out: Path, assignments: Sequence[str]) -> None:
-    """The comparison, drawn on the console; ``demo`` uses it too."""
-    # slow: they bring torch
+    """The comparison, shown on the console; ``demo`` uses it too."""
+    # slow: they import torch
     from fedstill.api import compare as compare_runs
     from fedstill.report.tables import rich_table, summarise, with_ensembles
     from fedstill.report.verdict import verdict
 
     def listener(one: Planned) -> Shown:
         name = f"{one.algorithm} seed {one.seed}" if len(seeds) > 1 else one.algorithm
-        return Shown(name, who=(one.algorithm, one.seed) == (names[0], seeds[0]))  # who holds what is said once
+        return Shown(name, who=(one.algorithm, one.seed) == (names[0], seeds[0]))  # the partition is shown once
 
     runs = compare_runs(what, names, seeds=seeds, out=out, settings=assignments, listener=listener, say=remark)
     rows = summarise(runs)

@@ -1,4 +1,4 @@
-"""What the shell offers when a word is half written. Each answer is given while a key is held, so nothing here brings torch."""
+"""Shell completion. An answer must come while the user types, so nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedstill.config.presets import presets
 
 __all__ = ["KEYS", "SYSTEMS", "assignments", "bash_words", "configurations", "joined_words", "systems"]
 
-# the built-in systems' names; the registry has them too (a test compares), but it imports the systems
+# the names of the built-in systems; the registry has them too (a test compares), but importing it imports the systems
 SYSTEMS = (
     "ceiling",
     "cronus",
@@ -38,7 +38,7 @@ SYSTEMS = (
     "shot",
 )
 
-# the keys of a configuration, likewise
+# the keys of a configuration, for the same reason
 KEYS = (
     "clients.fraction",
     "clients.min_replies",
@@ -129,7 +129,7 @@ KEYS = (
 
 
 def configurations(incomplete: str) -> list[tuple[str, str]]:
-    """Presets with what they are, and TOML files.
+    """Presets with their descriptions, and TOML files.
 
     >>> [name for name, _ in configurations("dem")]
     ['demo']
@@ -144,7 +144,7 @@ def configurations(incomplete: str) -> list[tuple[str, str]]:
 
 
 def systems(incomplete: str) -> list[str]:
-    """Systems, the last of several between commas.
+    """Systems, for the last word of a comma-separated list.
 
     >>> systems("fedavg,fedp")
     ['fedavg,fedprox']
@@ -166,8 +166,8 @@ def assignments(incomplete: str) -> list[str]:
 
 @contextlib.contextmanager
 def bash_words(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """While bash asks for completions: it breaks words at ``=`` and ``:`` and wants what follows the last of them. The words are
-    put together again before, and what is answered is cut after."""
+    """Undo bash's word breaks during completion. It breaks words at ``=`` and ``:`` and expects only the part after the last
+    break: the words are rejoined first, and the answers are cut afterwards."""
     words = environment.get("COMP_WORDS", "").split("\n")
     if environment.get("_FEDSTILL_COMPLETE") != "complete_bash" or not environment.get("COMP_CWORD", "").isdigit():
         yield
@@ -183,7 +183,7 @@ def bash_words(environment: MutableMapping[str, str]) -> Iterator[None]:
 
 
 def joined_words(words: list[str], place: int) -> tuple[list[str], int, str]:
-    """Words that bash broke, whole again; the place of the one at ``place`` and what of it stands before the break.
+    """Rejoin words that bash broke; also the new place of the word at ``place`` and its part before the break.
 
     >>> joined_words(["fedstill", "run", "--set", "algorithm.name", "=", "fed"], 5)
     (['fedstill', 'run', '--set', 'algorithm.name=fed'], 3, 'algorithm.name=')

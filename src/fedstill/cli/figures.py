@@ -17,13 +17,13 @@ METHODS: dict[str, Literal["tsne", "pca"]] = {"tsne": "tsne", "pca": "pca"}
 
 def figures(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold them.")],
-    out: Annotated[Path, typer.Option(help="Where the files go.")] = Path("figures"),
-    method: Annotated[str, typer.Option(help="How features become two numbers: tsne or pca.")] = "tsne",
-    classes: Annotated[int, typer.Option(min=1, help="Only the first so many classes.")] = 4,
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("figures"),
+    method: Annotated[str, typer.Option(help="How features are reduced to two dimensions: tsne or pca.")] = "tsne",
+    classes: Annotated[int, typer.Option(min=1, help="The number of classes shown, from the first.")] = 4,
     samples: Annotated[int, typer.Option(min=2, help="Test samples of each domain.")] = 200,
 ) -> None:
     """Draw FedD3A's figures: a heat map of teacher weights over all runs, and each run's features by domain and class."""
-    # slow: they bring torch and matplotlib
+    # slow: they import torch and matplotlib
     from fedstill.report.figures import draw_features, draw_weights, teacher_weights
     from fedstill.report.runs import find_runs, load_runs
 

@@ -16,7 +16,7 @@ from fedstill.core.scratch import Scratch
 from fedstill.run.history import Line, read_history, read_summary
 from fedstill.run.show import Shown
 
-if TYPE_CHECKING:  # slow: brings pydantic
+if TYPE_CHECKING:  # slow: imports pydantic
     from fedstill.config.tables import Config
 
 __all__ = ["app"]
@@ -26,13 +26,13 @@ app = typer.Typer(help="Run on several machines, with Flower.", no_args_is_help=
 
 @app.command("init")
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the app is written; must be new or empty.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the app; must be new or empty.")],
     what: What = "demo",
     set_: Set = None,
     nodes: Annotated[int, typer.Option(min=0, help="Nodes to wait for (0: as many as the configuration has clients).")] = 0,
 ) -> None:
-    """Write a complete Flower app for a configuration, which `flwr run` accepts."""
-    # slow: they bring torch; optional: needs Flower
+    """Write a complete Flower app for a configuration, for `flwr run`."""
+    # slow: they import torch; optional: needs Flower
     from fedstill.engine.flower.app import write_app
     from fedstill.run.configuration import configuration
 
@@ -44,15 +44,17 @@ def init(
 def up(
     what: What = "demo",
     clients: Annotated[int | None, typer.Option(min=1, help="Nodes to start (default: one for each client).")] = None,
-    data: Annotated[list[str] | None, typer.Option(metavar="PATH", help="A node with this data of its own; repeat.")] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt, and let in only nodes with registered keys.")] = False,
+    data: Annotated[
+        list[str] | None, typer.Option(metavar="PATH", help="Start a node with its own data; can be repeated.")
+    ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt, and accept only nodes with registered keys.")] = False,
     set_: Set = None,
     out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/flower"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the folder's last checkpoint.")] = False,
     patience: Annotated[float, typer.Option(help="Seconds to wait for the nodes.")] = 180.0,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, run a configuration on them, and stop them."""
-    # slow: they bring torch; optional: needs Flower
+    # slow: they import torch; optional: needs Flower
     from fedstill.engine.flower.app import write_app
     from fedstill.engine.flower.loopback import Loopback
     from fedstill.run.configuration import configuration  # slow
@@ -60,7 +62,7 @@ def up(
 
     assignments = [*(set_ or [])]
     if data:
-        # the nodes bring the data: what the configuration names would only be tested on
+        # the nodes bring the data: the configuration's domains would only be test sets
         config = configuration(what, [*assignments, "data.domains=[]"])
         nodes: list[dict[str, Any]] = [{"data": _absolute(source), "domain": name} for name, source in _named(data).items()]
     else:
@@ -68,7 +70,7 @@ def up(
         nodes = [{"partition-id": i, "num-partitions": len(Task(config).clients)} for i in range(len(Task(config).clients))]
     out = out.resolve()
     if (out / "history.jsonl").exists() and not resume:
-        raise FedstillError(f"{out} already holds a run; use --resume to go on, or another --out")
+        raise FedstillError(f"{out} already holds a run; use --resume to continue it, or another --out")
     with (
         Scratch("flower") as scratch,
         Loopback(scratch, tls=tls) as link,
@@ -76,7 +78,7 @@ def up(
         console.print(f"SuperLink at {link.address}{' with TLS and node authentication' if tls else ''}", soft_wrap=True)
         for i, node in enumerate(nodes):
             link.node(f"node-{i}", {**node, "memory": str(out / "clients" / str(i))})
-        console.print(f"{len(nodes)} nodes started; the first round begins when they have said who they are")
+        console.print(f"{len(nodes)} nodes started; the first round begins when all have introduced themselves")
         folder = write_app(scratch / "app", config)
         settings = {"out": str(out), "resume": resume, "nodes": len(nodes), "patience": patience}
         before = len(read_history(out / "history.jsonl"))
@@ -86,7 +88,7 @@ def up(
             ended = run.poll() is not None
             for line in read_history(out / "history.jsonl")[done:]:
                 if line["accuracy"] is None and not ended:
-                    break  # the nodes' own figures for this round come with the next
+                    break  # the nodes report their figures for this round with the next one
                 _say(line, config.rounds)
                 done += 1
             if ended:
@@ -109,8 +111,8 @@ def _say(line: Line, rounds: int) -> None:
 
 
 def _dealt(config: Config, what: str, assignments: list[str], clients: int | None) -> Config:
-    """The configuration with exactly so many clients: fewer domains, or the same number more in each."""
-    from fedstill.run.configuration import configuration  # slow: brings torch
+    """The configuration with exactly ``clients`` clients: fewer domains, or equally more clients in each."""
+    from fedstill.run.configuration import configuration  # slow: imports torch
 
     domains = config.data.domains
     if clients is None or clients == len(domains) * config.clients.per_domain:
@@ -119,12 +121,12 @@ def _dealt(config: Config, what: str, assignments: list[str], clients: int | Non
         console.print(f"using the first {clients} domains: {', '.join(domains[:clients])}")
         return configuration(what, [*assignments, f"data.domains={json.dumps(domains[:clients])}", "clients.per_domain=1"])
     if clients % len(domains):
-        raise FedstillError(f"{clients} clients cannot be dealt evenly to {len(domains)} domains")
+        raise FedstillError(f"{clients} clients cannot be divided evenly among {len(domains)} domains")
     return configuration(what, [*assignments, f"clients.per_domain={clients // len(domains)}"])
 
 
 def _named(sources: list[str]) -> dict[str, str]:
-    from fedstill.task import short_name  # slow: brings torch
+    from fedstill.task import short_name  # slow: imports torch
 
     named: dict[str, str] = {}
     for source in sources:

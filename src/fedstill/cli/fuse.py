@@ -1,4 +1,4 @@
-"""``fedstill fuse``: several bundles and some unlabelled images become one model."""
+"""``fedstill fuse``: fuse several bundles into one model, on unlabelled images."""
 
 from __future__ import annotations
 
@@ -14,70 +14,70 @@ from fedstill.config.trees import settings
 from fedstill.core.console import console
 from fedstill.core.errors import FedstillError
 
-if TYPE_CHECKING:  # slow: brings torch
+if TYPE_CHECKING:  # slow: imports torch
     from fedstill.bundles.fuse import Fused
 
 __all__ = ["fuse"]
 
-STEPS, DRAWS = 2000, 20_000  # fuse's own defaults, told without importing it (a test compares them)
+STEPS, DRAWS = 2000, 20_000  # fuse's own defaults, repeated to avoid importing it (a test compares them)
 
 
 def fuse(
-    bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="What the sites packed.")],
+    bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="The bundles from the sites.")],
     unlabelled: Annotated[
         list[str] | None,
         typer.Option(
-            help="Images to distil on: a folder, a table, embedded:NAME; several times for several. Labels are ignored. "
-            "Not needed where all bundles carry statistics (pack --statistics)."
+            help="Images to distil on: a folder, a table, embedded:NAME; can be repeated. Labels are ignored. "
+            "Not needed if all bundles carry statistics (pack --statistics)."
         ),
     ] = None,
-    student: Annotated[str | None, typer.Option(help="The student's model; the first teacher's by default.")] = None,
+    student: Annotated[str | None, typer.Option(help="The student's model; by default the first teacher's.")] = None,
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("fused"),
     weighting: Annotated[
-        str, typer.Option(help="How teachers count: uniform, projection, discriminator, vote, median...")
+        str, typer.Option(help="How teachers are weighted: uniform, projection, discriminator, vote, median...")
     ] = "uniform",
     validation: Annotated[
         list[str] | None,
-        typer.Option(help="Labelled images, for early stopping and the figures; several times for several sets."),
+        typer.Option(help="Labelled images, for early stopping and the figures; can be repeated."),
     ] = None,
     ensemble: Annotated[str, typer.Option(help="What is averaged: probabilities, logits or losses.")] = "probabilities",
-    start: Annotated[str, typer.Option(help="Where the student starts: auto, average, own, or a teacher's name.")] = "auto",
-    steps: Annotated[int, typer.Option(min=1, help="Steps of distillation.")] = STEPS,
+    start: Annotated[str, typer.Option(help="The student's initial weights: auto, average, own, or a teacher's name.")] = "auto",
+    steps: Annotated[int, typer.Option(min=1, help="Distillation steps.")] = STEPS,
     targets: Annotated[
-        str, typer.Option(help="Without images, who says what a drawn feature is: own (its site), label or ensemble.")
+        str, typer.Option(help="Without images, the target of a drawn feature: own (its site's model), label or ensemble.")
     ] = "own",
-    draws: Annotated[int, typer.Option(min=1, help="Without images, how many features are drawn.")] = DRAWS,
+    draws: Annotated[int, typer.Option(min=1, help="Without images, the number of features to draw.")] = DRAWS,
     image_size: Annotated[
-        int | None, typer.Option(min=1, help="The student's images; the largest of the teachers' by default.")
+        int | None, typer.Option(min=1, help="The size of the student's images; by default the largest of the teachers'.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many unlabelled images.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="The maximum number of unlabelled images.")] = None,
     norm: Annotated[str, typer.Option(help="The student's normalisation layers: batch, group or none.")] = "batch",
-    reference: Annotated[str | None, typer.Option(help="The backbone that all sites described their domains with.")] = None,
+    reference: Annotated[str | None, typer.Option(help="The backbone with which all sites described their domains.")] = None,
     trust_code: Annotated[
         bool,
         typer.Option(
-            "--trust-code", help="Open bundles that hold or name programs. This runs their code: only from people you trust."
+            "--trust-code", help="Open bundles that contain or name programs. This runs their code: only from people you trust."
         ),
     ] = False,
     keep_ensemble: Annotated[
         bool, typer.Option("--keep-ensemble", help="Also write the teachers and their weighting, for use as an ensemble.")
     ] = False,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx as well.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx.")] = False,
     set_: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="An option of the distillation, e.g. --set temperature=2 --set optimizer.lr=0.01, or of how images are read, "
+            help="An option of the distillation, e.g. --set temperature=2 --set optimizer.lr=0.01, or of reading images, "
             "e.g. --set data.range=[0,4095].",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, ...")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Of the student's weights and the order of the images.")] = 0,
+    device: Annotated[str, typer.Option(help="The device to compute on: cpu, cuda, ...")] = "cpu",
+    seed: Annotated[int, typer.Option(help="The seed of the student's weights and of the order of the images.")] = 0,
 ) -> None:
-    """Fuse bundles of any architectures into one model, on unlabelled images or on features drawn from the bundles' statistics;
-    writes the weights, a model card and fused.json."""
-    # slow: they bring torch
+    """Fuse bundles of any architecture into one model, on unlabelled images or on features drawn from the bundles' statistics.
+    Writes the weights, a model card and fused.json."""
+    # slow: they import torch
     from fedstill.bundles.export import check_onnx
     from fedstill.bundles.folder import check_target
     from fedstill.bundles.fuse import fuse as fuse_models  # slow
@@ -118,7 +118,7 @@ def fuse(
 
 
 def _say(fused: Fused) -> None:
-    from fedstill.bundles.card import table  # slow: brings torch
+    from fedstill.bundles.card import table  # slow: imports torch
 
     shares = ", ".join(f"{name} {share:.3f}" for name, share in fused.teachers.items())
     console.print(f"teachers' mean weights: {shares}", soft_wrap=True, markup=False)
@@ -137,4 +137,4 @@ def _say(fused: Fused) -> None:
         soft_wrap=True,
     )
     if done.hurt:
-        console.print("[yellow]warning:[/] the student is worse on the validation images than where it started")
+        console.print("[yellow]warning:[/] the student is worse on the validation images than its initial weights")

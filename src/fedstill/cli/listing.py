@@ -1,4 +1,4 @@
-"""``fedstill algorithms`` and ``fedstill presets``: what there is."""
+"""``fedstill algorithms`` and ``fedstill presets``: the systems and the shipped configurations."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def algorithms(
         str | None, typer.Option("--bibtex", metavar="NAMES", help="The papers' BibTeX: feddf, feddf,fedd3a or all.")
     ] = None,
 ) -> None:
-    """Every system: its paper, its parts, its options with their defaults, and the package it comes from."""
+    """List every system: its paper, its parts, its options with their defaults, and the package it comes from."""
     if cite is not None:
         print(bibtex(cite))
         return
-    # slow: they bring torch
+    # slow: they import torch
     from fedstill.algorithm import ALGORITHMS
     from fedstill.algorithms import algorithms as all_algorithms
 
@@ -62,7 +62,7 @@ def algorithms(
 
 
 def presets() -> None:
-    """Every shipped configuration."""
+    """List every shipped configuration."""
     table = Table(title="Presets")
     table.add_column("name", style="bold")
     table.add_column("what it is")

@@ -1,4 +1,4 @@
-"""Options that several commands have, and how their texts are read."""
+"""Options that several commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Set = Annotated[
 
 
 def words(text: str) -> list[str]:
-    """The words between commas.
+    """The words of a comma-separated list.
 
     >>> words("fedavg, feddf,")
     ['fedavg', 'feddf']
@@ -33,7 +33,7 @@ def words(text: str) -> list[str]:
 
 
 def reading_in(assignments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """What settings ``data.KEY=VALUE`` say of how data is read, and the other settings.
+    """The settings ``data.KEY=VALUE``, which say how to read data, and the other settings.
 
     >>> reading_in(["data.range=[0, 1]", "temperature=2"])
     ({'range': [0, 1]}, ['temperature=2'])
@@ -43,7 +43,7 @@ def reading_in(assignments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def whole_numbers(option: str, text: str) -> list[int]:
-    """The numbers between commas.
+    """The numbers of a comma-separated list.
 
     >>> whole_numbers("--seeds", "0,1")
     [0, 1]

@@ -1,4 +1,4 @@
-"""``fedstill pack``: a site's trained model as one file, and what such a file reveals."""
+"""``fedstill pack``: a site's trained model in one file, and what this file reveals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedstill.core.errors import FedstillError
 
 __all__ = ["numbers", "pack"]
 
-# as in fedstill.bundles.pack, told without importing it
+# as in fedstill.bundles.pack, repeated to avoid importing it
 DESCRIPTIONS = ("projection", "discriminator")
 LR = 0.01
 
@@ -24,55 +24,60 @@ LR = 0.01
 def pack(
     model: Annotated[str | None, typer.Option(help="A built-in model, torchvision:NAME or module.path:callable.")] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Its weights: .safetensors, a .pt of a state_dict, or packaged ones such as imagenet.")
+        Path | None, typer.Option(help="Its weights: .safetensors, a .pt of a state_dict, or packaged weights such as imagenet.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="The site's images: a folder (one a class), a table, embedded:NAME.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="The site's images: a folder (one subfolder per class), a table, embedded:NAME.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The bundle to write, such as site_a.fed.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="How the data is read: data.range=[0,4095], data.unreadable=skip, ..."),
     ] = None,
-    show: Annotated[list[Path] | None, typer.Option(help="Say what is in a bundle and what it reveals, and stop.")] = None,
-    base: Annotated[Path | None, typer.Option("--from", help="Go on from the folder of a fused model.")] = None,
+    show: Annotated[list[Path] | None, typer.Option(help="Show what is in a bundle and what it reveals, and exit.")] = None,
+    base: Annotated[Path | None, typer.Option("--from", help="Continue from the folder of a fused model.")] = None,
     program: Annotated[Path | None, typer.Option(help="A TorchScript or torch.export file instead of a model.")] = None,
     classes: Annotated[str | None, typer.Option(metavar="A,B,C", help="Class names in the order of the outputs.")] = None,
-    image_size: Annotated[int | None, typer.Option(min=1, help="Height and width that the model takes.")] = None,
+    image_size: Annotated[int | None, typer.Option(min=1, help="The height and width of the model's images.")] = None,
     channels: Annotated[int | None, typer.Option(help="1 (grey) or 3 (colour).")] = None,
     mean: Annotated[
         str | None,
-        typer.Option(help="Of the normalisation (x / 255 - mean) / std; one number, or one a channel; 0.5 or the weights' own."),
+        typer.Option(
+            help="The mean in (x / 255 - mean) / std: one number, or one per channel. Default: the weights' own, or 0.5."
+        ),
     ] = None,
-    std: Annotated[str | None, typer.Option(help="Of the normalisation, likewise.")] = None,
+    std: Annotated[str | None, typer.Option(help="The standard deviation in the same normalisation.")] = None,
     train: Annotated[
-        str | None, typer.Option(metavar="all|head|last:N", help="What is trained here; the rest is frozen and computed once.")
+        str | None, typer.Option(metavar="all|head|last:N", help="The part to train; the rest is frozen and computed once.")
     ] = None,
     statistics: Annotated[
-        bool, typer.Option("--statistics", help="Describe the site's features above a frozen trunk, to fuse without images.")
+        bool, typer.Option("--statistics", help="Describe the site's features under a frozen trunk, to fuse without images.")
     ] = False,
     norm: Annotated[str, typer.Option(help="The model's normalisation layers: batch, group or none.")] = "batch",
     option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the model.")] = None,
-    name: Annotated[str | None, typer.Option(help="What the site is called; the file's name by default.")] = None,
-    counts: Annotated[bool, typer.Option("--counts/--no-counts", help="Say how many samples there are of each class.")] = True,
+    name: Annotated[str | None, typer.Option(help="The site's name; by default the file's name.")] = None,
+    counts: Annotated[bool, typer.Option("--counts/--no-counts", help="Include the number of samples of each class.")] = True,
     describe: Annotated[
         str | None,
         typer.Option(
             metavar="A,B",
-            help=f"What is said of the domain: {', '.join(DESCRIPTIONS)}, or none; projection unless --statistics.",
+            help=f"The description of the domain: {', '.join(DESCRIPTIONS)}, or none; projection unless --statistics.",
         ),
     ] = None,
     reference: Annotated[
         str | None, typer.Option(help="The backbone of the projection, the same at all sites: a model, MODEL=FILE, a bundle.")
     ] = None,
-    against: Annotated[str | None, typer.Option(help="Images that are not the site's, for the discriminator.")] = None,
+    against: Annotated[str | None, typer.Option(help="Images from elsewhere, for the discriminator.")] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=0, help="Train first, on the labelled data (20 above a frozen trunk, 1 with --from).")
+        int | None,
+        typer.Option(min=0, help="Epochs to train first, on the labelled data (20 above a frozen trunk, 1 with --from)."),
     ] = None,
-    lr: Annotated[float, typer.Option(help="The rate of that training.")] = LR,
-    batch_size: Annotated[int, typer.Option(min=1, help="Its batches.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of its order.")] = 0,
+    lr: Annotated[float, typer.Option(help="The learning rate of this training.")] = LR,
+    batch_size: Annotated[int, typer.Option(min=1, help="Its batch size.")] = 64,
+    seed: Annotated[int, typer.Option(help="The seed of its order.")] = 0,
 ) -> None:
     """Pack a site's trained model into one file: weights, classes, input format and a description of the domain; never data."""
-    # slow: they bring torch
+    # slow: they import torch
     from fedstill.bundles.bundle import read_bundle
     from fedstill.bundles.pack import pack as pack_bundle
     from fedstill.bundles.words import in_words  # slow
@@ -82,10 +87,10 @@ def pack(
             console.print(("\n" if number else "") + in_words(read_bundle(path)), soft_wrap=True, markup=False)
         return
     if out is None:
-        raise FedstillError("say where to write the bundle: --out site.fed")
+        raise FedstillError("give the bundle to write: --out site.fed")
     reading, others = reading_in(list(set_ or []))
     if others:
-        raise FedstillError(f"--set says how the data is read, such as data.range=[0,4095], not '{others[0]}'")
+        raise FedstillError(f"--set takes options of reading data, such as data.range=[0,4095], not '{others[0]}'")
     with progress() as told:
         packed = pack_bundle(
             out,
@@ -117,10 +122,10 @@ def pack(
         )
     console.print(in_words(packed.bundle), soft_wrap=True, markup=False)
     if packed.accuracy is not None:
-        console.print(f"The model gets {100 * packed.accuracy:.1f}% of the site's own images right (not in the bundle).")
+        console.print(f"The model's accuracy on the site's own images is {100 * packed.accuracy:.1f}% (not in the bundle).")
     if packed.doubtful:
         console.print(
-            "[yellow]warning:[/] that is hardly better than guessing; are --classes in the order of the outputs, "
+            "[yellow]warning:[/] that is near chance; are --classes in the order of the outputs, "
             "and are --mean and --std those of its training?",
             soft_wrap=True,
         )
@@ -136,7 +141,7 @@ def numbers(option: str, text: str) -> float | list[float]:
     try:
         found = [float(part) for part in text.split(",")]
     except ValueError:
-        raise FedstillError(f"{option} takes a number, or one a channel separated by commas, not '{text}'") from None
+        raise FedstillError(f"{option} takes a number, or one per channel separated by commas, not '{text}'") from None
     if not all(math.isfinite(value) for value in found):
         raise FedstillError(f"{option} takes finite numbers, not '{text}'")
     if option == "--std" and any(not value > 0 for value in found):

@@ -1,4 +1,4 @@
-"""``fedstill parts``: every kind of part and its members, built in or plugged in."""
+"""``fedstill parts``: every kind of part and its members, built-in or from other packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["KINDS", "Part", "first_sentence", "members", "parts"]
 
 
 def first_sentence(documented: Any) -> str:
-    """The first sentence of a docstring, which may take more than one line.
+    """The first sentence of a docstring, which may span several lines.
 
     >>> first_sentence(Registry)
     'The members of one kind.'
@@ -29,9 +29,9 @@ def first_sentence(documented: Any) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """Where the registry of a kind is, and what is said of its members."""
+    """The place of a kind's registry, and the summary of its members."""
 
-    registry: str  # module:name; imported when it is asked for, since most bring torch
+    registry: str  # module:name; imported on demand, since most import torch
     summary: Callable[[Any], str]
 
 
@@ -66,7 +66,7 @@ def registry_of(kind: str) -> Registry[Any]:
 
 
 def members(kind: str) -> Iterator[Part]:
-    """The members of a kind; one that cannot be loaded is listed with the reason, so that it can be found."""
+    """The members of a kind; a member that cannot be loaded is listed with the reason."""
     registry = registry_of(kind)
     for name in sorted(registry.names()):
         try:
@@ -86,7 +86,7 @@ def parts(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
-    """Every kind of part that systems are built from, and its members: name, where it comes from, what it is."""
+    """List every kind of part that systems are built from, and its members: name, origin, description."""
     if kind is not None and kind not in KINDS:
         raise unknown("kind of part", kind, KINDS)
     found = {one: list(members(one)) for one in ([kind] if kind is not None else KINDS)}

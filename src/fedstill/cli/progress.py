@@ -1,4 +1,4 @@
-"""How far the work is."""
+"""Progress of long work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["progress"]
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on a terminal; elsewhere a line a quarter, and one when nothing was said for a while."""
+    """Bars on a terminal; elsewhere one line per quarter, and one after a long silence."""
     if not console.is_terminal:
         said: dict[str, int] = {}
         step = "reading"

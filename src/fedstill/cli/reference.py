@@ -1,4 +1,4 @@
-"""The reference of all options, written from the code: ``python -m fedstill.cli.reference`` renews docs/configuration.md."""
+"""The reference of all options, generated from the code: ``python -m fedstill.cli.reference`` writes docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fedstill.fusion.weightings import options_kind, weightings
 __all__ = ["reference"]
 
 INTRODUCTION = """\
-The last column has the allowed values, where they are few, and what the key means. The keys of a table follow it. A key
-whose default is `null` is not set: leave it out, remove it with `--set key=`, or unset it with `"null"`. What
-`data.domains`, `data.server` and `data.target` can name is in [data.md](data.md)."""
+The last column has the allowed values, if they are few, and the meaning of the key. The keys of a table follow it. A
+key whose default is `null` is not set: omit it, remove it with `--set key=`, or unset it with `"null"`. The possible
+values of `data.domains`, `data.server` and `data.target` are in [data.md](data.md)."""
 
-# options that name a member of a common set: where the page lists the members
+# options that name a member of a common set, with the section that lists the members
 SETS = {
     "model.name": "a [model](#models)",
     "model.clients": "a list of [models](#models)",
@@ -40,7 +40,7 @@ NOUNS = {int: "a number", float: "a number", str: "a name"}
 
 
 def literals(annotation: Any) -> tuple[list[Any], list[str]]:
-    """The values that an annotation lists, and what it takes besides.
+    """The values that an annotation lists, and the other types that it accepts.
 
     >>> literals(Literal["a", "b"] | None), literals(int | Literal["epoch"])
     ((['a', 'b'], []), (['epoch'], ['a number']))
@@ -70,7 +70,7 @@ def meaning(key: str, annotation: Any, description: str | None) -> str:
 
 
 def rows(kind: type[BaseModel], prefix: str, given: BaseModel | None = None) -> list[str]:
-    """A line for each option of a table, those of a nested table after its own; defaults are those that ``given`` has.
+    """A line for each option of a table, followed by those of a nested table; defaults are those of ``given``.
 
     >>> from fedstill.training.options import Optimizer
     >>> rows(Optimizer, "local.optimizer.", Optimizer(lr=0.1))[1]
@@ -89,7 +89,7 @@ def rows(kind: type[BaseModel], prefix: str, given: BaseModel | None = None) -> 
 
 
 def plain(value: Any) -> Any:
-    """A default as JSON can show it."""
+    """A default in a form that JSON can show."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -101,16 +101,16 @@ def reference() -> str:
         parts += ["", f'## {kind.title}: `algorithm.name = "{name}"`', "", f"{kind.paper}. {first_line(kind)}", ""]
         found = rows(kind.Options, "algorithm.")
         parts += [head, *found] if found else ["No options."]
-    said = "The networks: `model.name`, `model.clients`, `model.student`. At the end of a line: the `model.norm` it can have."
+    said = "The networks: `model.name`, `model.clients`, `model.student`. Each line ends with the possible `model.norm`."
     besides = {
-        "torchvision:NAME": "a model of torchvision, such as `torchvision:resnet50`; needs the extra `torchvision`",
-        "hf:NAME": "a text encoder of Hugging Face, by its name or folder; needs the extra `text`",
-        "module.path:callable": "your own callable: gets `classes`, `model.options`, and `shape` and `norm` if it takes them",
+        "torchvision:NAME": "a torchvision model, such as `torchvision:resnet50`; needs the extra `torchvision`",
+        "hf:NAME": "a Hugging Face text encoder, by its name or folder; needs the extra `text`",
+        "module.path:callable": "your own callable: gets `classes`, `model.options`, and `shape` and `norm` if it has them",
     }
     parts += members("Models", said, {**{name: models.describe(name) for name in models.names()}, **besides})
-    said = "Where the student starts, or what the merged model is: `algorithm.merge`."
+    said = "The student's initial weights, or the merged model: `algorithm.merge`."
     parts += members("Merges", said, {name: first_sentence(make_merge(name)) for name in merges()})
-    said = "What generates samples or features: `algorithm.generator.kind`."
+    said = "Networks that generate samples or features: `algorithm.generator.kind`."
     parts += members("Generators", said, {kind: models.describe_generator(kind) for kind in models.generator_kinds()})
     parts += members("Weightings", "How much each teacher counts for each sample: `algorithm.weighting`.", weightings())
     takers: dict[type[BaseModel], list[str]] = {}
@@ -126,7 +126,7 @@ def reference() -> str:
 
 
 def members(title: str, said: str, listed: Mapping[str, str]) -> list[str]:
-    """A section that lists a common set, a line for each member."""
+    """A section that lists a common set, with a line for each member."""
     lines = [f"| `{name}` | {what} |" for name, what in listed.items()]
     return ["", f"## {title}", "", said, "", "| name | |", "|---|---|", *lines]
 
@@ -137,7 +137,7 @@ def first_line(kind: type) -> str:
 
 
 def main() -> None:
-    """Renew the page."""
+    """Write the page."""
     page = Path("docs/configuration.md")
     head = page.read_text().split("<!-- options -->")[0]
     page.write_text(f"{head}<!-- options -->\n{reference()}")

@@ -1,4 +1,4 @@
-"""``fedstill reproduce``: a paper's table, its figures beside ours."""
+"""``fedstill reproduce``: a paper's table, with its figures beside ours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _studies(incomplete: str) -> list[str]:
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="The study, e.g. fedd3a-table2.", autocompletion=_studies)] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the studies and the time each is expected to take.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the studies and their expected times.")] = False,
     data: Annotated[Path | None, typer.Option(help="The folder of data sets.")] = None,
     scale: Annotated[str, typer.Option(help="tiny or small (this machine), or paper (the full protocol).")] = "small",
     seeds: Annotated[str, typer.Option(metavar="0,1,2")] = "0",
@@ -37,11 +37,11 @@ def reproduce(
     columns: Annotated[str, typer.Option(metavar="X,Y", help="Only these columns.")] = "",
     out: Annotated[Path | None, typer.Option(help="The study's folder (runs/reproduce/NAME).")] = None,
     line: Annotated[
-        bool, typer.Option("--line", help="Also every system that distils with a judge and the line, in rows of their own.")
+        bool, typer.Option("--line", help="Also run every system that distils with a judge and the line, in separate rows.")
     ] = False,
     set_: Set = None,
 ) -> None:
-    """Run a paper's table or figure and print its figures beside ours; it may be stopped and started again."""
+    """Run a paper's table or figure and print its figures beside ours. It can be stopped and started again."""
     if list_ or name is None:
         console.print(listing())
         return
@@ -64,7 +64,7 @@ def reproduce(
     clock = time.monotonic()
     chosen, cells = run_study(name, plan)
     title = f"{chosen.title} ({scale} scale, seeds {seeds})"
-    if any(found.paper and found.ours for found in cells):  # one line a figure: three columns for each would not fit
+    if any(found.paper and found.ours for found in cells):  # one line per figure: three columns for each would not fit
         heads, lines = ["", "", "paper", "ours", "difference"], [[c.row, c.column, *cell_texts(c, chosen.unit)] for c in cells]
         print_table(title, heads, lines)
     else:

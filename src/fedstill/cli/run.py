@@ -23,7 +23,7 @@ def run(
     what: What,
     set_: Set = None,
     out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/last"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the folder's last checkpoint.")] = False,
     workers: Annotated[int | None, typer.Option(min=0, help="Worker processes (engine.workers).")] = None,
     keep_ensemble: Annotated[
         bool,
@@ -31,11 +31,11 @@ def run(
     ] = False,
     track: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Also record in tensorboard or mlflow.", autocompletion=_trackers),
+        typer.Option(metavar="NAME", help="Also log to tensorboard or mlflow.", autocompletion=_trackers),
     ] = None,
 ) -> None:
     """Run a configuration; writes config.toml, history.jsonl, summary.json, the model and checkpoints to OUT."""
-    # slow: they bring torch
+    # slow: they import torch
     from fedstill.run.configuration import resolved, tree_in
     from fedstill.run.loop import run as run_config
 

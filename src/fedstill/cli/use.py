@@ -1,4 +1,4 @@
-"""``fedstill predict``, ``evaluate`` and ``export``: what one has trained, used."""
+"""``fedstill predict``, ``evaluate`` and ``export``: the use of trained models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from fedstill.core.console import console, megabytes, remark
 from fedstill.core.errors import FedstillError
 
-if TYPE_CHECKING:  # slow: brings torch
+if TYPE_CHECKING:  # slow: imports torch
     from fedstill.models.classifier import Classifier
     from fedstill.models.confusion import Confusion
 
@@ -26,23 +26,25 @@ __all__ = ["evaluate", "export", "predict"]
 MOST_SHOWN = 20  # classes of a matrix on the console
 
 Folder = Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a run or a fused model, or a bundle.")]
-Model = Annotated[str | None, typer.Option(help="Which model, where a run leaves several.")]
-TrustCode = Annotated[bool, typer.Option("--trust-code", help="Open a model that holds or names a program. This runs its code.")]
+Model = Annotated[str | None, typer.Option(help="The name of the model, if a run has several.")]
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Open a model that contains or names a program. This runs its code.")
+]
 
 
 def predict(
     folder: Folder,
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT...", help="Images or folders of them; a table of rows; texts, or - for lines."),
+        typer.Argument(metavar="INPUT...", help="Images or folders of images; a table of rows; texts, or - to read lines."),
     ],
     model: Model = None,
     out: Annotated[Path | None, typer.Option(help="Write a CSV file instead of lines.")] = None,
-    probabilities: Annotated[bool, typer.Option("--probabilities", help="All classes, not only the likeliest.")] = False,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="Show all classes, not only the most likely.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Say the class of images, texts or rows, a line each: what it is, the class, and how likely."""
-    from fedstill.bundles.loading import load  # slow: brings torch
+    """Predict the class of images, texts or rows, one line each: the input, the class, and its probability."""
+    from fedstill.bundles.loading import load  # slow: imports torch
 
     found = load(folder, model=model, trust_code=trust_code)
     names, given = _asked(found, inputs)
@@ -64,8 +66,8 @@ def predict(
 
 
 def _asked(found: Classifier, inputs: list[str]) -> tuple[list[str], Any]:
-    """What the inputs are called, and the inputs; no names where they are rows."""
-    from fedstill.data.inputs import image_files  # slow: brings torch
+    """The names of the inputs, and the inputs; rows have no names."""
+    from fedstill.data.inputs import image_files  # slow: imports torch
 
     kind = found.preprocessing.kind
     if kind == "image":
@@ -92,7 +94,7 @@ def evaluate(
     folder: Folder,
     data: Annotated[
         list[str],
-        typer.Argument(metavar="DATA...", help="Labelled data: a folder (one a class), a table, embedded:NAME."),
+        typer.Argument(metavar="DATA...", help="Labelled data: a folder (one subfolder per class), a table, embedded:NAME."),
     ],
     model: Model = None,
     label: Annotated[str | None, typer.Option(help="The column of a table that holds the classes.")] = None,
@@ -100,8 +102,8 @@ def evaluate(
     page: Annotated[Path | None, typer.Option(help="Write all figures as a page, such as figures.html.")] = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Say how good a model is on labelled data: accuracy, figures by class, and what is taken for what."""
-    # slow: they bring torch
+    """Evaluate a model on labelled data: accuracy, figures by class, and the confusion matrix."""
+    # slow: they import torch
     from fedstill.bundles.loading import load
     from fedstill.core.files import atomic_write
     from fedstill.report.evaluation import evaluation_page
@@ -130,9 +132,9 @@ def _show(source: str, found: Confusion) -> None:
     console.print(by_class)
     if len(found.classes) > MOST_SHOWN:
         for truth, taken, count in found.worst[:MOST_SHOWN]:
-            remark(f"{truth} taken for {taken}: {count}")
+            remark(f"{truth} predicted as {taken}: {count}")
         return
-    matrix = Table("is \\ taken for", *(Column(escape(name), justify="right") for name in found.classes))
+    matrix = Table("is \\ predicted as", *(Column(escape(name), justify="right") for name in found.classes))
     for name, row in zip(found.classes, found.matrix.tolist(), strict=True):
         matrix.add_row(escape(name), *(str(count) if count else "." for count in row))
     console.print(matrix)
@@ -142,11 +144,13 @@ def export(
     folder: Folder,
     out: Annotated[Path | None, typer.Option(help="The folder to write (MODEL/export).")] = None,
     model: Model = None,
-    onnx: Annotated[bool | None, typer.Option("--onnx/--no-onnx", help="Write model.onnx (where onnx is installed).")] = None,
+    onnx: Annotated[
+        bool | None, typer.Option("--onnx/--no-onnx", help="Write model.onnx (default: if onnx is installed).")
+    ] = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Write a model for those who have no fedstill: model.pt2 for PyTorch, model.onnx, and a card that shows their use."""
-    # slow: they bring torch
+    """Export a model for use without fedstill: model.pt2 for PyTorch, model.onnx, and a card that shows how to use them."""
+    # slow: they import torch
     from fedstill.bundles.export import export as export_model
     from fedstill.bundles.loading import load
 

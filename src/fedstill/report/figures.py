@@ -103,7 +103,7 @@ def flatten(features: torch.Tensor, method: Literal["tsne", "pca"], seed: int = 
     >>> flatten(torch.eye(5), "pca").shape
     (5, 2)
     """
-    # slow: brings all of scikit-learn and scipy
+    # slow: imports all of scikit-learn and scipy
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedstill.run.history import Line, Summary, sound_json, sound_lines, sound_summary
 
-if TYPE_CHECKING:  # slow: it brings torch, and reading needs none of it
+if TYPE_CHECKING:  # slow: it imports torch, which reading does not need
     from fedstill.run.confusion import Tables
 
 __all__ = ["clients_of", "config_of", "confusion_of", "history_of", "number", "share", "summary_of"]

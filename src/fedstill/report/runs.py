@@ -13,7 +13,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.report.reading import clients_of, config_of, confusion_of, history_of, number, summary_of
 from fedstill.run.history import Line, Summary, rounds_to
 
-if TYPE_CHECKING:  # slow: it brings torch, and reading needs none of it
+if TYPE_CHECKING:  # slow: it imports torch, which reading does not need
     from fedstill.run.confusion import Tables
 
 __all__ = ["Run", "find_runs", "load_run", "load_runs"]

@@ -1,7 +1,8 @@
-"""The papers' tables and figures as commands: each a study with a protocol at full scale and one that runs on a small machine.
+"""The papers' tables and figures as commands: each is a study with a protocol at full scale and one for a small machine.
 
-A study is a function from a :class:`Plan` to cells, found by name in :data:`STUDIES`; it says what it runs, this package runs it
-(resumably, a folder a run), puts the paper's figures beside ours and writes the table. Importing this package brings no torch.
+A study is a function from a :class:`Plan` to cells, registered by name in :data:`STUDIES`. It defines the runs; this package runs
+them (resumably, one folder per run), puts the paper's figures beside ours and writes the table. Importing it does not import
+torch.
 """
 
 from fedstill.reproduce.catalogue import STUDIES, Study, studies, study

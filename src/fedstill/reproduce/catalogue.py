@@ -1,7 +1,7 @@
-"""Every study: what ``--list`` says of it, and where its function is.
+"""Every study: its description for ``--list``, and the place of its function.
 
-What a study says of itself stands here and not beside its function, which is imported when the study is run: it brings torch,
-and a list needs none. Studies of one's own say it with :func:`study`.
+The descriptions are here and not beside the functions, because a function is imported only when the study runs: it imports torch,
+which a list does not need. Describe your own studies with :func:`study`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Study:
     run: Callable[[Plan], Sequence[Cell]] = field(repr=False)
     unit: Unit = "accuracy"
     note: str = ""  # what differs from the paper at the small scale
-    tiny: bool = False  # whether there is a protocol below the small one
+    tiny: bool = False  # whether there is a protocol smaller than the small one
 
 
 STUDIES: Registry[Study] = Registry("study", group="fedstill.studies")
@@ -57,7 +57,7 @@ def studies() -> dict[str, Study]:
 
 @dataclass(frozen=True)
 class Later:
-    """A study's function by its place, ``module:function`` of this package, imported when it is called."""
+    """A study's function by its place, ``module:function`` in this package, imported when it is called."""
 
     place: str
 
@@ -71,9 +71,9 @@ class Later:
 
 
 DAFKD = (
-    "Ours is the mean of the last five rounds. Small scale: ResNet-8 in place of ResNet11, 100 distillation steps a round and "
+    "Ours is the mean of the last five rounds. Small scale: ResNet-8 in place of ResNet11, 100 distillation steps per round and "
     "2000 test samples. Tiny scale: cnn-small on 16x16 images, and a pool of 640 samples instead of 1280. Client count, "
-    "participation, rounds and local steps are the paper's at every scale; all rows average clients alike (Eq. 6)."
+    "participation, rounds and local steps are the paper's at every scale; all rows average clients with equal weights (Eq. 6)."
 )
 study("dafkd-table1", "DaFKD, Table 1: accuracy of six systems", small=360, paper=6000, note=DAFKD, tiny=True)(
     Later("dafkd:accuracy")
@@ -105,23 +105,23 @@ study(
     "FedD3A, Table 1: weighting strategies after one round",
     small=15,
     paper=24 * 60,
-    note="At the small scale the domains are digits (with --data MNIST, USPS and SVHN and a pool of MNIST-M, else the embedded "
-    "ones), the network is cnn-small and a client trains for 10 epochs; the paper's are DomainNet, a pre-trained ResNet-50 and "
-    "50. So only the order of the rows can be compared. The full scale starts from scratch unless --set model.weights=FILE "
-    "gives it a pre-trained backbone.",
+    note="At the small scale the domains are digits (with --data MNIST, USPS and SVHN and a pool of MNIST-M, otherwise embedded "
+    "digits), the network is cnn-small and a client trains for 10 epochs. The paper has DomainNet, a pre-trained ResNet-50 and "
+    "50 epochs, so only the order of the rows can be compared. The full scale starts from scratch unless "
+    "--set model.weights=FILE gives a pre-trained backbone.",
 )(Later("fedd3a:table1"))
 study(
     "fedd3a-table2",
     "FedD3A, Table 2: test images classified by projection matrices alone",
     small=1,
     paper=5,
-    note="Each client holds one class; the backbone is a 3-layer MLP as it is initialised. MNIST only: the other rows need "
-    "ImageNet weights.",
+    note="Each client holds one class; the backbone is an untrained 3-layer MLP. MNIST only: the other rows need ImageNet "
+    "weights.",
 )(Later("fedd3a:table2"))
 
 FEDDF = (
-    "At small scale: 4,000 images instead of 45,000, 10 rounds, a quarter of the row's local epochs, 200 distillation steps; the "
-    "paper's figures are of the full protocol."
+    "At the small scale: 4,000 images instead of 45,000, 10 rounds, a quarter of the row's local epochs, 200 distillation steps. "
+    "The paper's figures are for the full protocol."
 )
 study(
     "feddf-figure1",
@@ -142,8 +142,8 @@ study(
     paper=6000,
     note="A round of FedMA is a whole model: nine layers, nine exchanges. At the small scale: 2,000 MNIST digits at 12 pixels "
     "instead of CIFAR-10, letters instead of CIFAR-100 on the server, 10 clients, 8 local epochs (with momentum) instead of 40, "
-    "20 rounds, 60 steps of distillation, FedMA with 1 epoch and 1 sweep a layer: the order of the systems can be "
-    "compared with the paper's, the figures cannot.",
+    "20 rounds, 60 distillation steps, FedMA with 1 epoch and 1 sweep per layer. Only the order of the systems can be compared "
+    "with the paper's, not the figures.",
 )(Later("feddf_table3:feddf_table3"))
 study("feddf-table5", "FedDF, Table 5: where the student starts", small=60, paper=60 * 24 * 3, note=FEDDF)(
     Later("feddf:initialisation")
@@ -153,8 +153,9 @@ study("feddf-table8", "FedDF, Table 8: with a proximal penalty", small=60, paper
 )
 
 KDCL = (
-    "DomainNet's columns are the paper's alone, on another data set with pretrained ResNets, the best of five runs. Ours: every "
-    "system with the same network and local training, the last round's accuracy on the target's test set, mean over seeds."
+    "The columns of DomainNet have only the paper's figures: another data set with pretrained ResNets, the best of five runs. "
+    "Ours: every system with the same network and local training, the last round's accuracy on the target's test set, mean over "
+    "seeds."
 )
 study("kdcl-table1", "KDCL, Table 1: accuracy on the target domain", small=60, paper=1800, note=KDCL)(Later("kdcl:table1"))
 study("kdcl-table2", "KDCL, Table 2: rounds to KD3A's final accuracy", small=20, paper=900, unit="rounds", note=KDCL)(
@@ -171,28 +172,28 @@ study(
 
 study(
     "poisoning",
-    "Accuracy with false clients (10 clients, embedded digits, tested on noisy digits)",
+    "Accuracy with malicious clients (10 clients, embedded digits, tested on noisy digits)",
     small=8,
     paper=60,
     note="Cronus has no global model: its figure is the mean over the honest clients' own models. Mirrored and noise updates are "
-    "scaled by 3; Cronus' false clients mirror or drown their logits. FedDF, FedDF-median and FedRAD distil "
-    "alike (200 steps of Adam), FedRAD with its average of the student's weights.",
+    "scaled by 3; Cronus' malicious clients mirror their logits or add noise to them. FedDF, FedDF-median and FedRAD distil "
+    "alike (200 steps of Adam); FedRAD also averages the student's weights.",
 )(Later("poisoning:poisoning"))
 study(
     "never-hurts",
-    "Does distillation cost anything? FedAvg, the papers' own forms, and with judge and line",
+    "Does distillation cost accuracy? FedAvg, the papers' own forms, and with judge and line",
     small=130,
     paper=130,
-    note="The pool is the column's last word. Judged rows deliver and carry on points between average and student that clients "
-    "choose on data they hold out, and vary the pool. DaFKD and FedFTG generate images, so they have no pool and no place on "
-    "a frozen network's features. docs/results/never-hurts.md has three seeds.",
+    note="The column's last word is the pool. Judged rows deliver and carry on points between average and student, which clients "
+    "choose on held-out data, and they vary the pool. DaFKD and FedFTG generate images, so they have no pool and cannot use a "
+    "frozen network's features. docs/results/never-hurts.md has three seeds.",
 )(Later("never_hurts:never_hurts"))
 study(
     "virtual",
-    "One round and ten above a frozen pretrained network: virtual features, students on a pool, all data pooled",
+    "One round and ten rounds on a frozen pretrained network: virtual features, students on a pool, all data pooled",
     small=60,
     paper=60,
-    note="PACS at 160 pixels, EfficientNet-Lite0 with a head of 256 units. The column's last word is the domain that is left out "
-    "and is the pool of those that need one, or the Dirichlet parameter of three sites a domain. docs/results/virtual.md has "
-    "three seeds.",
+    note="PACS at 160 pixels, EfficientNet-Lite0 with a head of 256 units. The column's last word is the domain that no site "
+    "has, which is the pool of systems that need one, or the Dirichlet parameter with three sites per domain. "
+    "docs/results/virtual.md has three seeds.",
 )(Later("virtual:virtual"))

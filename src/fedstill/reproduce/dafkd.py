@@ -1,12 +1,12 @@
 """DaFKD's tables (Wang et al., CVPR 2023): accuracy, rounds to an accuracy, ablations.
 
-K = 20 clients with Dirichlet labels, 8 of them a round, T = 60 rounds, batches of 32, E = 20 local steps (40 for EMNIST). The
-caption of Table 1 calls E steps where the text says epochs; here it is steps, and ``--set local.steps=...`` changes it. The
-classifier's rate is 1e-3, that of distillation 1e-2, weight decay 1e-3. The paper names no optimiser: clients have Adam, which is
-the authors' code's (there with a rate of 1e-4, no decay and E as epochs), and distillation SGD. All rows average clients alike
-(Eq. 6): with 100 to 6,500 samples a client the merge matters more than the method, and a table of methods must not differ in it;
-``--set algorithm.merge=examples`` gives what the other papers have. The code draws its partition again where a client has
-fewer than 100 samples, here ``clients.partition.min_samples`` is its default.
+K = 20 clients with Dirichlet labels, 8 per round, T = 60 rounds, batches of 32, E = 20 local steps (40 for EMNIST). The caption
+of Table 1 counts E in steps, the text in epochs; here it is steps, and ``--set local.steps=...`` changes it. The learning rate of
+the classifier is 1e-3, that of distillation 1e-2, weight decay 1e-3. The paper names no optimiser. Clients use Adam, as in the
+authors' code (there with a rate of 1e-4, no decay and E in epochs), and distillation uses SGD. All rows average clients with
+equal weights (Eq. 6): with 100 to 6,500 samples per client the merge matters more than the method, so a table of methods must not
+differ in it. ``--set algorithm.merge=examples`` gives the merge of the other papers. The code redraws its partition if a client
+has fewer than 100 samples; here ``clients.partition.min_samples`` keeps its default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DATA = {"MNIST": "mnist", "SVHN": "svhn", "Fashion-MNIST": "fashion_mnist", "EMN
 ALPHAS = {"MNIST": (0.05, 0.1, 1), "SVHN": (0.05, 0.1, 10), "Fashion-MNIST": (0.05, 0.1, 10), "EMNIST": (0.05, 0.1, 10)}
 TARGETS = {"MNIST": (0.85, 0.9), "SVHN": (0.55, 0.6), "Fashion-MNIST": (0.6, 0.65), "EMNIST": (0.65, 0.7)}
 
-# all of the paper's generators are two embeddings and fully connected layers; the number of steps on the server is not given
+# all of the paper's generators have two embeddings and fully connected layers; it does not give the number of server steps
 STEPS = {"paper": 1600, "small": 100, "tiny": 100}
 POOL = {"paper": 1280, "small": 1280, "tiny": 640}
 LEARN = {"batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.01, "weight_decay": 1e-3}, "schedule": "constant"}
@@ -80,7 +80,7 @@ def tree(plan: Plan, data: str, alpha: float, system: Mapping[str, Any]) -> dict
             "batch_size": 32,
             "optimizer": {"name": "adam", "lr": 1e-3, "weight_decay": 1e-3},
         },
-        # the ensemble's ceiling costs nine evaluations of the whole test set a round; ask for it with --set
+        # the ensemble's ceiling costs nine evaluations of the whole test set per round; enable it with --set
         "evaluation": {"ensemble": False, "targets": list(TARGETS[data])},
     }
     if plan.scale != "paper":
@@ -93,7 +93,7 @@ def tree(plan: Plan, data: str, alpha: float, system: Mapping[str, Any]) -> dict
 
 
 def cells_of(plan: Plan, name: str, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[tuple[str, float]]) -> list[Cell]:
-    """A cell a row and column: each seed's accuracy, the mean of the last five rounds (the runs swing from round to round)."""
+    """One cell per row and column: each seed's mean accuracy over the last five rounds (runs vary from round to round)."""
     found = []
     for data, alpha in columns:
         column = f"{data} {alpha:g}"
@@ -135,7 +135,7 @@ def rounds_cells(plan: Plan, name: str, rows: Mapping[str, Mapping[str, Any]]) -
 
 
 def rounds_to_targets(plan: Plan) -> list[Cell]:
-    """The same runs as Table 1's at alpha = 0.1, read for the round that first reaches the target."""
+    """The first round that reaches each target, in the runs of Table 1 at alpha = 0.1."""
     return rounds_cells(plan, "dafkd-table2", systems(plan.scale))
 
 

@@ -29,7 +29,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 def table1(plan: Plan) -> Sequence[Cell]:
-    """One round, many local epochs, five ways to weigh the teachers."""
+    """One round, many local epochs, five ways to weight the teachers."""
     cells: list[Cell] = []
     tree = table1_tree(plan)
     for row, algorithm in STRATEGIES.items():
@@ -45,7 +45,7 @@ def table1(plan: Plan) -> Sequence[Cell]:
 
 
 def table1_tree(plan: Plan) -> dict[str, Any]:
-    """The configuration of Table 1, all but the strategy."""
+    """The configuration of Table 1, without the strategy."""
     if plan.scale == "paper":
         clients = ["infograph", "painting", "quickdraw", "real", "sketch"]
         return {
@@ -70,7 +70,7 @@ def table1_tree(plan: Plan) -> dict[str, Any]:
 
 
 def table2(plan: Plan) -> Sequence[Cell]:
-    """The class whose subspace is nearest, against the class whose mean feature is."""
+    """Classification by the nearest subspace, against classification by the nearest mean feature."""
     right: dict[str, list[float | None]] = {"prototype": [], "projection": []}
     for seed in plan.seeds:
         for row, accuracy in classify(plan, seed).items():
@@ -80,7 +80,7 @@ def table2(plan: Plan) -> Sequence[Cell]:
 
 def classify(plan: Plan, seed: int) -> dict[str, float]:
     """The accuracies of both methods for one initialisation."""
-    size = 32 if plan.data else 8  # the embedded digits are 120 a class: larger batches leave too few means to span anything
+    size = 32 if plan.data else 8  # there are 120 embedded digits per class: larger batches give too few means to span a subspace
     source = {"root": str(plan.data), "domains": ["mnist"]} if plan.data else {"domains": ["embedded:mnist"]}
     tree = {
         "data": {**source, "image_size": 28, "channels": 1, "server": source["domains"][0]},

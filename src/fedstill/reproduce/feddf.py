@@ -1,7 +1,7 @@
-"""FedDF's tables: rounds to a target (Table 1), where the student starts (Table 5), a proximal penalty (Table 8).
+"""FedDF's tables: rounds to a target (Table 1), the student's initial weights (Table 5), a proximal penalty (Table 8).
 
-At paper scale the protocol is the preset ``feddf-cifar``'s; the small scale is ``feddf-cifar-small``'s, where local epochs are a
-quarter of the paper's and targets are lower, so that figures are to be compared within our columns, not across.
+At paper scale the protocol is the preset ``feddf-cifar``. At the small scale it is ``feddf-cifar-small``, with a quarter of the
+paper's local epochs and lower targets, so only our own columns can be compared with each other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""FedDF's Figure 1: three classes in the plane, two clients, and what averaging and distilling make of their models.
+"""FedDF's Figure 1: three classes in the plane, two clients, and the effect of averaging and distilling their models.
 
-The paper gives no coordinates, so these are ours: each class has two neighbouring clouds on a circle, of which each client sees
-one. The rest is the paper's: a 3-layer MLP, 60 distillation points uniform in (-3, 3), probabilities drawn as colours.
+The paper gives no coordinates, so these are ours: each class has two neighbouring clouds on a circle, and each client sees one of
+them. The rest is the paper's: a 3-layer MLP, 60 distillation points uniform in (-3, 3), probabilities shown as colours.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedstill.training.options import Local, Optimizer
 
 __all__ = ["Toy", "draw_panels", "fuse_toy"]
 
-ANGLES = ((60, 180, 300), (120, 240, 0))  # degrees at which a client's clouds of the three classes lie
+ANGLES = ((60, 180, 300), (120, 240, 0))  # the angles, in degrees, of each client's clouds of the three classes
 RADIUS, SPREAD, EACH = 1.8, 0.45, 40
 SIDE = 3.0  # the plane is (-3, 3) x (-3, 3)
 PIXELS = 120
@@ -42,7 +42,7 @@ DISTILLATION = Distillation(steps=500, batch_size=60)
 
 @dataclass(frozen=True)
 class Toy:
-    """What each panel shows on the grid of the plane, (pixels * pixels, 3) probabilities, and the clients' data."""
+    """The probabilities of each panel on the grid of the plane, (pixels * pixels, 3), and the clients' data."""
 
     panels: Mapping[str, Tensor]
     data: tuple[Samples, Samples]
@@ -54,7 +54,7 @@ class Toy:
 
 
 def clouds(degrees: Sequence[float], rng: torch.Generator) -> Samples:
-    """One cloud a class at these angles around the origin."""
+    """One cloud per class at these angles around the origin."""
     angles = torch.tensor(degrees).deg2rad()
     labels = torch.arange(len(degrees)).repeat_interleave(EACH)
     centres = RADIUS * torch.stack([angles.cos(), angles.sin()], 1)
@@ -62,14 +62,14 @@ def clouds(degrees: Sequence[float], rng: torch.Generator) -> Samples:
 
 
 def plane() -> Samples:
-    """A grid of the plane, row by row from its lower left."""
+    """A grid of the plane, row by row from the lower left."""
     ticks = torch.linspace(-SIDE, SIDE, PIXELS)
     y, x = torch.meshgrid(ticks, ticks, indexing="ij")
     return Samples(torch.stack([x.flatten(), y.flatten()], 1))
 
 
 def fuse_toy(seed: int = 0) -> Toy:
-    """Train the two clients from one start, then average, ensemble and distil them."""
+    """Train the two clients from the same initial weights, then average, ensemble and distil them."""
     rng = stream(seed, "toy")
     data = (clouds(ANGLES[0], rng), clouds(ANGLES[1], rng))
     points = (torch.rand(60, 2, generator=rng) * 2 - 1) * SIDE  # "60 data points, each uniformly sampled from (-3, 3)"
@@ -101,8 +101,8 @@ def fuse_toy(seed: int = 0) -> Toy:
 
 
 def draw_panels(toy: Toy, path: Path) -> None:
-    """The five panels side by side as a PNG; dots are the data that the panel's model has seen or is to know."""
-    # slow: brings all of matplotlib
+    """The five panels side by side as a PNG; dots are the data that the panel's model has seen or should know."""
+    # slow: imports all of matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

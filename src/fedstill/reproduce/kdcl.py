@@ -1,7 +1,7 @@
 """KDCL (Huang et al., 2022): accuracy under domain adaptation, rounds to KD3A's accuracy, and a source with false labels.
 
-The paper's data set, DomainNet, is not at hand: the same protocol runs on digits and on PACS, each domain in turn the target, and
-the paper's figures stand in columns of their own.
+The paper's data set is DomainNet. Here the same protocol runs on digits and on PACS, with each domain in turn as the target, and
+the paper's figures have separate columns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DOMAINNET = ("Clipart", "Infographics", "Quickdraw", "Painting", "Real", "Sketch
 
 
 def wanted(plan: Plan, names: Sequence[str]) -> list[str]:
-    """Those of ``names`` that ``--only`` names; all where it names none of them, so systems and targets can be chosen apart."""
+    """Those of ``names`` in ``--only``; all if it has none of them, so systems and targets can be chosen independently."""
     chosen = [name for name in names if name.lower() in plan.only]
     return chosen or list(names)
 
@@ -33,10 +33,10 @@ def tree_of(plan: Plan, target: str, system: str) -> dict[str, Any]:
     pacs = target.startswith("pacs/")
     algorithms: Mapping[str, Mapping[str, Any]] = {
         "fedavg": {},
-        # the target's samples are passed over as often as the sources pass over theirs
+        # as many passes over the target's samples as each source makes over its own
         "kd3a": {"target_epochs": 2 if small else 1, **({"contributions": {"gate": {"start": 0.8}}} if pacs else {})},
         "kdcl": {},
-        # all adaptation at the end, as the original; the network has no pretrained backbone to be gentle with
+        # all adaptation at the end, as in the original; the network has no pretrained backbone that needs a lower rate
         "shot": {"source_rounds": 8 if small else 80, "epochs": 6 if small else 30, "backbone_rate": 1.0, "pseudo": 0.1},
         "fada": {"sync_every": 20, "width": 128, "attended": 256} if small else {"sync_every": 10},
     }
@@ -50,7 +50,7 @@ def tree_of(plan: Plan, target: str, system: str) -> dict[str, Any]:
             "channels": 3,
             **({"limit": 1500, "test_limit": 600} if small else {}),
         },
-        # the bottleneck is SHOT's, and what FADA disentangles; all have it, so that all have the same network
+        # SHOT needs the bottleneck, and FADA disentangles it; all systems have it, so that all have the same network
         "model": {
             "name": "cnn-small" if small else "resnet18" if pacs else "cnn",
             "options": {"bottleneck": 64 if small else 256},
@@ -67,7 +67,7 @@ def tree_of(plan: Plan, target: str, system: str) -> dict[str, Any]:
 
 
 def runs(plan: Plan, systems: Sequence[str]) -> Iterator[tuple[str, str, list[Run]]]:
-    """(target, system, its runs) of what is wanted."""
+    """(target, system, its runs) for all requested targets and systems."""
     for target in wanted(plan, [*DIGITS, *PACS]):
         for title in wanted(plan, systems):
             name = SYSTEMS[title]
@@ -75,7 +75,7 @@ def runs(plan: Plan, systems: Sequence[str]) -> Iterator[tuple[str, str, list[Ru
 
 
 def table1(plan: Plan) -> list[Cell]:
-    """Every domain in turn the target, every system."""
+    """Every system, with every domain in turn as the target."""
     cells: list[Cell] = []
     means: dict[str, list[tuple[float, ...]]] = {}
     for target, title, found in runs(plan, list(SYSTEMS)):
@@ -89,7 +89,7 @@ def table1(plan: Plan) -> list[Cell]:
 
 
 def table2(plan: Plan) -> list[Cell]:
-    """The first round in which each system has the accuracy that KD3A ends with, seed by seed."""
+    """The first round in which each system reaches KD3A's final accuracy, seed by seed."""
     by_place = {(target, title): found for target, title, found in runs(plan, ["KD3A", "KDCL"])}
     cells: list[Cell] = []
     for (target, title), found in by_place.items():
@@ -115,6 +115,6 @@ def poison(plan: Plan) -> list[Cell]:
 
 
 def weight_of(run: Run, client: str) -> float:
-    """The client's weight in the last round; all alike where a system has no weights (the sources have equal sizes here)."""
+    """The client's weight in the last round; equal weights if a system has none (the sources have equal sizes here)."""
     last = run.history[-1]
     return last.get("weights", {}).get(client, 1 / len(last["clients"]))

@@ -1,8 +1,8 @@
-"""Does distillation cost anything? Every system that distils as its paper has it, and with judge and line, beside FedAvg.
+"""Does distillation cost accuracy? FedAvg beside every system that distils, in its paper's form and with judge and line.
 
-No paper's table. Photographs on a frozen pretrained network and digits of four domains, each domain in turn the server's pool,
-the demo's embedded digits, MNIST divided unevenly, and photographs from scratch. With judge and line the pool is varied as well
-(``source.kind = "varied"``), except where samples are generated.
+This is not a paper's table. It has photographs on a frozen pretrained network and digits of four domains, with each domain in
+turn as the server's pool; the demo's embedded digits; unevenly divided MNIST; and photographs from scratch. With judge and line
+the pool is also varied (``source.kind = "varied"``), unless the system generates its samples.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
         "student_optimizer": {"lr": 0.01},
     },
 }
-GENERATING = ("DaFKD", "FedFTG")  # they make their samples, images alone
+GENERATING = ("DaFKD", "FedFTG")  # they generate their samples, which are images only
 
 
 def local_training(epochs: int, rate: float) -> dict[str, Any]:
@@ -47,12 +47,12 @@ def local_training(epochs: int, rate: float) -> dict[str, Any]:
 
 
 def _pool(root: Path, domains: Sequence[str], pool: str, **images: int) -> dict[str, Any]:
-    """All domains but one at the clients, that one at the server."""
+    """The server has the domain ``pool``, the clients all others."""
     return {"root": str(root), "domains": [name for name in domains if name != pool], "server": pool, **images}
 
 
 def frozen_photos(plan: Plan, pool: str | None, *, rounds: int, epochs: int) -> dict[str, Any]:
-    """PACS above a frozen pretrained network; the domain ``pool`` is the server's."""
+    """PACS on a frozen pretrained network; the server has the domain ``pool``."""
     data = _pool(plan.root() / "pacs160", PHOTOS, pool or "", image_size=160, channels=3)
     if pool is None:
         del data["server"]
@@ -86,7 +86,7 @@ def columns(plan: Plan) -> Iterator[tuple[str, dict[str, Any], int]]:
 
 
 def never_hurts(plan: Plan) -> Sequence[Cell]:
-    """FedAvg, and two rows a system."""
+    """FedAvg, and two rows per system."""
     cells = []
     for column, tree, size in columns(plan):
         if not plan.wants_column(column):
@@ -105,7 +105,7 @@ def never_hurts(plan: Plan) -> Sequence[Cell]:
         for row, options in rows.items():
             if plan.wants(row):
                 name = f"{column}/{row}".lower().replace(" ", "-")
-                # told, so that runs_of does not take the judged rows for the paper's own
+                # explicit, so that runs_of does not turn the judged rows into the paper's form
                 told = options if row == "FedAvg" else {"line": {}, **options}
                 runs = runs_of(plan, name, laid_over(tree, {"algorithm": told}))
                 cells.append(cell("never-hurts", row, column, [run.summary["final_accuracy"] for run in runs]))

@@ -1,4 +1,4 @@
-"""How a study is to be run, and the cells it fills: the paper's figure beside ours."""
+"""The plan of a study, and the cells of its table: the paper's figure beside ours."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from fedstill.run.listener import Listener
 
 __all__ = ["Cell", "Plan", "Published", "Scale", "cell", "published"]
 
-Scale = Literal["tiny", "small", "paper"]  # a study without a tiny protocol runs its small one: reproduce sees to it
+Scale = Literal["tiny", "small", "paper"]  # reproduce runs the small protocol of a study that has no tiny one
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a study is to be run."""
+    """How to run a study."""
 
     out: Path
     data: Path | None = None
     scale: Scale = "small"
     seeds: tuple[int, ...] = (0,)
-    only: tuple[str, ...] = ()  # rows (systems) to run, all where empty
-    columns: tuple[str, ...] = ()  # columns (data sets) to run, all where empty
-    sets: tuple[str, ...] = ()  # assignments laid over every run
-    line: bool = False  # also the systems with judge and line, as rows of their own
+    only: tuple[str, ...] = ()  # rows (systems) to run; all if empty
+    columns: tuple[str, ...] = ()  # columns (data sets) to run; all if empty
+    sets: tuple[str, ...] = ()  # assignments that override the configuration of every run
+    line: bool = False  # also run the systems with judge and line, as separate rows
     listener: Callable[[str], Listener] = lambda name: Listener()
 
     def wants(self, row: str) -> bool:
-        """Whether this row was asked for."""
+        """Whether the plan includes this row."""
         return not self.only or row.lower() in self.only
 
     def wants_column(self, column: str) -> bool:
-        """Whether this column was asked for; ``mnist`` asks for every column that begins so.
+        """Whether the plan includes this column; ``mnist`` includes every column whose first word it is.
 
         >>> plan = Plan(Path(), columns=("mnist 0.1", "svhn"))
         >>> plan.wants_column("MNIST 0.1"), plan.wants_column("SVHN 10"), plan.wants_column("MNIST 1")
@@ -46,7 +46,7 @@ class Plan:
         return not self.columns or any(name == c or name.startswith(c + " ") for c in self.columns)
 
     def root(self) -> Path:
-        """The folder of data sets, which this study cannot do without."""
+        """The folder of data sets; an error if it was not given."""
         if self.data is None:
             raise FedstillError("this study needs real data: give its folder with --data DIR")
         return self.data
@@ -63,7 +63,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: what the paper has and what our runs gave, one value a seed (None: never reached)."""
+    """One cell: the paper's figure and those of our runs, one value per seed (None: never reached)."""
 
     row: str
     column: str
@@ -73,7 +73,7 @@ class Cell:
 
 @cache
 def _papers() -> dict[str, Any]:
-    """The papers' figures, a file a paper: study -> row -> column."""
+    """The papers' figures, one file per paper: study -> row -> column."""
     found: dict[str, Any] = {}
     for path in sorted((Path(__file__).parent / "papers").glob("*.toml")):
         found |= tomllib.loads(path.read_text())
@@ -81,7 +81,7 @@ def _papers() -> dict[str, Any]:
 
 
 def published(name: str, row: str, column: str) -> Published | None:
-    """What the paper printed in this cell of the study's table, or None where it has no such cell.
+    """The paper's figure in this cell of the study's table, or None if it has no such cell.
 
     >>> published("fedd3a-table2", "projection", "MNIST").value
     0.907

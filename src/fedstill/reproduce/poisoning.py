@@ -1,7 +1,7 @@
-"""Who withstands false clients: no paper's table, but the question that robust ensembles are built for.
+"""Which systems withstand malicious clients. This is not a paper's table, but the question that robust ensembles are made for.
 
-Ten clients hold MNIST digits, the server has unlabelled noisy digits and is tested on those. A part of the clients learns flipped
-labels, sends its update mirrored, or sends noise.
+Ten clients hold MNIST digits; the server has unlabelled noisy digits and is tested on others. Some of the clients train on
+flipped labels, send their update mirrored, or send noise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 
 
 def setting(scale: str) -> dict[str, Any]:
-    """The run without an attack; at the full scale a convolutional network for longer."""
+    """The run without an attack; at the full scale, a convolutional network that trains longer."""
     small = scale == "small"
     return {
         "rounds": 8 if small else 30,

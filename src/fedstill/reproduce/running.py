@@ -1,4 +1,4 @@
-"""Running a study: its runs, each in a folder of its own, and what it leaves."""
+"""Run a study, each run in its own folder, and write its table."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Run:
 
 
 def runs_of(plan: Plan, name: str, tree: Mapping[str, Any], assignments: Sequence[str] = ()) -> list[Run]:
-    """Run a configuration tree once a seed in ``plan.out/name/seedN``; finished runs are read back, interrupted ones go on."""
-    # slow: they bring torch, and the list of studies needs none
+    """Run a configuration once per seed in ``plan.out/name/seedN``; finished runs are read, interrupted runs continue."""
+    # slow: they import torch, which the list of studies does not need
     from fedstill.run.compare import complete
     from fedstill.run.configuration import resolve
 
     given = [*assignments, *plan.sets]
     judged = _has_line(tree, given)
     name = f"{name}-line" if judged and plan.line else name
-    printed = ["algorithm.line=false"] if judged and not plan.line else []  # as the papers have it
+    printed = ["algorithm.line=false"] if judged and not plan.line else []  # as in the papers
     found = []
     for seed in plan.seeds:
         config = resolve(tree, [*printed, *given, f"seed={seed}"])
@@ -54,8 +54,8 @@ def runs_of(plan: Plan, name: str, tree: Mapping[str, Any], assignments: Sequenc
 
 
 def _has_line(tree: Mapping[str, Any], given: Sequence[str]) -> bool:
-    """Whether the system can let a judge choose between average and student (``algorithm.line``), and is not told how."""
-    # slow: they bring torch
+    """Whether the system has a judge that chooses between average and student (``algorithm.line``), and it is not configured."""
+    # slow: they import torch
     from fedstill.algorithms import algorithms
     from fedstill.run.configuration import resolve
 
@@ -71,7 +71,7 @@ def reproduce(name: str, plan: Plan) -> tuple[Study, list[Cell]]:
     if plan.scale == "tiny" and not chosen.tiny:
         plan = replace(plan, scale="small")
     cells = list(chosen.run(replace(plan, line=False)))
-    if plan.line:  # a system that has no line gives the very same runs again, and no second row
+    if plan.line:  # a system without a line gives the same runs again, and no second row
         once = {(cell.row, cell.column): cell.ours for cell in cells}
         again = [cell for cell in chosen.run(plan) if once.get((cell.row, cell.column)) != cell.ours]
         cells += [Cell(f"{cell.row} + line", cell.column, cell.ours) for cell in again]

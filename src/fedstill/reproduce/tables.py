@@ -13,7 +13,7 @@ __all__ = ["cell_texts", "grid", "table"]
 
 
 def table(chosen: Study, cells: Sequence[Cell]) -> str:
-    """The study as Markdown: for every column the paper's value, ours (mean ± deviation over seeds) and the difference."""
+    """The study as Markdown: for every column the paper's value, ours (mean ± standard deviation over seeds), the difference."""
     heads, rows = grid(cells, chosen.unit)
     lines = [f"### {chosen.title}", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
@@ -23,7 +23,7 @@ def table(chosen: Study, cells: Sequence[Cell]) -> str:
 
 
 def grid(cells: Sequence[Cell], unit: str) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of the study's table, with one column instead of three where only the paper or only we have figures.
+    """Heads and rows of the study's table, with one column instead of three if only the paper or only we have figures.
 
     >>> from fedstill.reproduce import Published
     >>> grid([Cell("FedAvg", "MNIST", (0.9,), Published(0.91)), Cell("FedAvg", "digits", (0.8,))], "accuracy")
@@ -36,7 +36,7 @@ def grid(cells: Sequence[Cell], unit: str) -> tuple[list[str], list[list[str]]]:
         published, measured = any(c.paper for c in here), any(c.ours for c in here)
         shown = slice(0, 3) if published and measured else slice(0, 1) if published else slice(1, 2)
         notes = {c.paper.note for c in here if c.paper}
-        if not measured and len(notes) == 1:  # said once, above the column
+        if not measured and len(notes) == 1:  # shown once, above the column
             column, here = " ".join([column, *(f"({note})" for note in notes if note)]), [_without_note(c) for c in here]
         heads += [f"{column}: paper", "ours", "difference"] if published and measured else [column]
         for row, words in rows.items():

@@ -1,8 +1,8 @@
-"""One round, or ten, above a frozen pretrained network: virtual features, averages, students on a pool, and all data pooled.
+"""One round, or ten, on a frozen pretrained network: virtual features, averages, students on a pool, and all data pooled.
 
-No paper's table. Each domain of PACS in turn is left out of the sites and is the pool of those that need one (domain shift), or
-three sites a domain hold uneven shares of its classes (label skew); news by ten sites with uneven topics; and, from scratch, the
-average of digits with and without a head that was trained again on virtual features.
+This is not a paper's table. Each domain of PACS in turn is at no site and is the pool of the systems that need one (domain
+shift), or three sites per domain hold uneven shares of its classes (label skew). There are also news at ten sites with uneven
+topics and, from scratch, the average on digits with and without a head that was retrained on virtual features.
 """
 
 from __future__ import annotations

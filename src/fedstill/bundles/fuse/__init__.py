@@ -1,5 +1,5 @@
-"""The centre's turn: several trained models become one, by distillation on unlabelled inputs. One step a file, in the order of
-:func:`fuse`: options, teachers, pool, student, ensemble, figures, result."""
+"""What the centre does: fuse several trained models into one, by distillation on unlabelled inputs. One file per step, in the
+order of :func:`fuse`: options, teachers, pool, student, ensemble, figures, result."""
 
 from fedstill.bundles.fuse.call import fuse
 from fedstill.bundles.fuse.options import FuseOptions

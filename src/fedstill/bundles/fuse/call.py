@@ -53,17 +53,17 @@ def fuse(
     ({'teacher 1': 0.5, 'teacher 2': 0.5}, True)
 
     Args:
-        teachers: modules from inputs to logits, bundles or their paths, or functions that bring a module when its turn comes;
-            a list, or a mapping from names. They are used one at a time and left as they are.
-        unlabelled: a tensor, :class:`Samples`, a ``Dataset`` or ``DataLoader`` (labels in it are ignored), or the names of
-            folders, tables or embedded domains. Float inputs go to every model as they are; uint8 images are resized and
-            normalised for each. None where all teachers are bundles with statistics under the same frozen trunk: features are
-            then drawn from these.
-        student: a module, trained in place, or the name of a built-in model; the first teacher's architecture by default.
-        validation: labelled samples, one set or several by name: for early stopping and the figures.
-        device: where to compute.
-        progress: called with what is being done ("teachers", "student"), how far it is, and of how much.
-        options: the fields of :class:`fedstill.bundles.fuse.FuseOptions`, each by its name.
+        teachers: modules that map inputs to logits, bundles or their paths, or functions that return a module when it is needed;
+            a list, or a mapping from names. They are used one at a time and not changed.
+        unlabelled: a tensor, :class:`Samples`, a ``Dataset`` or ``DataLoader`` (its labels are ignored), or the names of
+            folders, tables or embedded domains. Float inputs go to every model unchanged; uint8 images are resized and
+            normalised for each model. None draws features from the bundles' statistics, if all teachers are bundles with
+            statistics under the same frozen trunk.
+        student: a module, trained in place, or the name of a built-in model; by default the first teacher's architecture.
+        validation: labelled samples, one set or several by name, for early stopping and the figures.
+        device: the device to compute on.
+        progress: called with the current step ("teachers", "student"), how much of it is done, and the total.
+        options: the fields of :class:`fedstill.bundles.fuse.FuseOptions`.
     """
     chosen = validated(FuseOptions, {name: value for name, value in options.items() if value is not None})
     place = _usable(device)
@@ -154,10 +154,10 @@ def _usable(device: str | torch.device) -> torch.device:
 
 
 def _check_scales(pool: Samples, team: Team) -> None:
-    """Floats go to every model as they are, so all must have been trained on inputs of one kind."""
+    """Floats go to every model unchanged, so all must have been trained on the same kind of input."""
     bundled = [member.bundle.about for member in team.members if member.bundle is not None]
     scales = {json.dumps([about.mean, about.std, about.shape]) for about in bundled}
     if pool.x.dtype != torch.uint8 and len(scales) > 1:
         raise FedstillError(
-            "the bundles take images of different sizes or normalisation: give the pool as uint8 images, not floats"
+            "the bundles take images of different sizes or normalisations: give the pool as uint8 images, not floats"
         )

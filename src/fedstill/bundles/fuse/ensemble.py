@@ -1,4 +1,4 @@
-"""How much each teacher counts, and whether what they say together can be learned from."""
+"""The weights of the teachers, and a check of the ensemble's targets."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["check_table", "reference_of", "shares", "weighting_of"]
 
 
 def weighting_of(team: Team, options: FuseOptions, device: torch.device, trunk: Network | None = None) -> Weighting:
-    """The weighting that was asked for, where the bundles say what it needs to know. A ``trunk`` that all stand on is the
-    reference as well: samples are its outputs."""
+    """The requested weighting; it raises if the bundles lack what it needs. A common ``trunk`` is also the reference, and the
+    samples are its outputs."""
     name = options.weighting
     backbone = (trunk or reference_of(team, options.reference, device)) if report_of(name) == "projection" else None
     if name == "examples" and any(member.reply is None or not member.reply.samples for member in team.members):
@@ -30,7 +30,7 @@ def weighting_of(team: Team, options: FuseOptions, device: torch.device, trunk: 
 
 
 def reference_of(team: Team, asked: str | None, device: torch.device) -> Network | None:
-    """The backbone that all members described their domains with; None where some described none, which is told later."""
+    """The backbone with which all members described their domains; None if a member has no description, which raises later."""
     described = [(m.name, m.bundle.about.subspace) for m in team.members if m.bundle is not None]
     known = [(name, subspace) for name, subspace in described if subspace is not None]
     if len(known) < len(team.members):
@@ -48,13 +48,13 @@ def reference_of(team: Team, asked: str | None, device: torch.device) -> Network
 
 
 def check_table(table: Table, team: Team, pool: Samples) -> None:
-    """Refuse targets that are not numbers, and name the teacher whose fault it is."""
+    """Refuse targets that are not finite, and name the teacher that caused them."""
     if bool(torch.isfinite(table.targets).all()) and bool(torch.isfinite(table.weights).all()):
         return
     for member in team.members:
         if not bool(torch.isfinite(predict_logits(member.load(), pool)).all()):
-            raise FedstillError(f"{member.name} says things of the pool that are not finite numbers: leave this teacher out")
-    raise FedstillError("the teachers' targets are not finite numbers: the weighting has broken down")
+            raise FedstillError(f"{member.name} predicts values that are not finite on the pool: leave this teacher out")
+    raise FedstillError("the teachers' targets are not finite: the weighting has broken down")
 
 
 def shares(team: Team, table: Table) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Accuracy before and after, where there are labelled samples."""
+"""Accuracy before and after fusion, if there are labelled samples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def labelled_sets(
     seed: int,
     reading: Mapping[str, Any] | None = None,
 ) -> Sets:
-    """The labelled samples by name, their labels counting along ``classes``."""
+    """The labelled samples by name, with labels that index ``classes``."""
     given: Iterable[tuple[str | None, Samples | str | Path]]
     if validation is None:
         given = []
@@ -64,13 +64,13 @@ def together(sets: Sets) -> Samples | None:
 
 
 def figure(who: str, kind: str, network: Network, sets: Sets) -> list[Figure]:
-    """The row of a network that knows all classes; none where there is nothing to measure it on."""
+    """The row of a network that knows all classes; empty without labelled samples."""
     return [Figure(who, kind, {name: accuracy(network, samples) for name, samples in sets.items()})] if sets else []
 
 
 def figures_before(team: Team, sets: Sets, say: Callable[[Samples], Table]) -> tuple[list[Figure], dict[str, dict[str, float]]]:
-    """Each teacher, the averages that can be formed, and the ensemble, for which ``say`` speaks; and the teachers' mean weights
-    on each set."""
+    """The rows of each teacher, of the possible averages and of the ensemble (computed by ``say``), and the teachers' mean
+    weights on each set."""
     if not sets:
         return [], {}
     figures = [Figure(m.name, "teacher", _scores(m.load(), team.places(m), sets)) for m in team.members]
@@ -80,7 +80,7 @@ def figures_before(team: Team, sets: Sets, say: Callable[[Samples], Table]) -> t
         network.load_state_dict(averaged(group))
         who = f"average of {', '.join(member.name for member in group)}"
         figures.append(Figure(who, "average", _scores(network, team.places(group[0]), sets)))
-        network.load_state_dict(before)  # a module of the caller's stays as it was
+        network.load_state_dict(before)  # a caller's module must not change
     found, weights = {}, {}
     for name, samples in sets.items():
         assert samples.y is not None
@@ -90,7 +90,7 @@ def figures_before(team: Team, sets: Sets, say: Callable[[Samples], Table]) -> t
 
 
 def _scores(network: Network, places: Sequence[int], sets: Sets) -> dict[str, float]:
-    """The accuracy of a network whose outputs are only some of all classes, or in another order."""
+    """The accuracy of a network whose outputs are a subset of all classes, or in another order."""
     found = {}
     for name, samples in sets.items():
         assert samples.y is not None

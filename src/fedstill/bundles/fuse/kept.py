@@ -1,4 +1,4 @@
-"""The ensemble of a fusion as a product: its teachers and their weighting, written beside the student."""
+"""Keep the ensemble of a fusion: its teachers and their weighting, written beside the student."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = ["check_kept", "keep"]
 
 
 def check_kept(found: Sequence[Opened]) -> None:
-    """Say before the work begins that a teacher cannot be kept: programs and modules of one's own name no architecture."""
+    """Raise before the work begins if a teacher cannot be kept: programs and custom modules have no named architecture."""
     for name, teacher in found:
         if not isinstance(teacher, Bundle) or teacher.about.model is None or teacher.about.code is not None:
             whose = name or (teacher.name if isinstance(teacher, Bundle) else "a module")
-            raise FedstillError(f"{whose} is not a network of fedstill's own: the ensemble cannot be kept")
+            raise FedstillError(f"{whose} is not one of fedstill's own networks: the ensemble cannot be kept")
 
 
 def keep(folder: Path, team: Team, options: FuseOptions, device: torch.device, trunk: Top | None, pool: Samples) -> None:
-    """Write the ensemble of ``team``, which spoke about ``pool``, to ``folder``."""
+    """Write the ensemble of ``team``, which predicted ``pool``, to ``folder``."""
     abouts: dict[str, Mapping[str, Any]] = {
         member.name: _said(member.bundle.about) for member in team.members if member.bundle is not None
     }
@@ -69,7 +69,7 @@ def _said(about: About) -> dict[str, Any]:
 
 
 def _of_reference(team: Team, asked: str | None, network: Network) -> Mapping[str, Any]:
-    """What is needed to build the reference again."""
+    """The description from which the reference can be rebuilt."""
     subspaces = [m.bundle.about.subspace for m in team.members if m.bundle is not None]
     spec = asked or next(subspace.reference for subspace in subspaces if subspace is not None)
     place = Path(spec)

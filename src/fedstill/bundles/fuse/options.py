@@ -1,4 +1,4 @@
-"""The options of ``fuse``: checked once, then handed from step to step as one object."""
+"""The options of ``fuse``: checked once, then passed from step to step as one object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class FuseDistillation(Distillation):
-    """How a fused student learns: as in a run, but once and for long."""
+    """How a fused student learns: as in a run, but only once and for longer."""
 
     steps: Positive = 2000
     """Steps of the student."""
@@ -36,7 +36,7 @@ class FuseDistillation(Distillation):
     @classmethod
     def _never_fresh(cls, fresh: bool) -> bool:
         if fresh:
-            raise ValueError("new inputs each step are for runs; fuse computes the teachers' table once")
+            raise ValueError("fresh inputs in each step are for runs; fuse computes the teachers' table once")
         return fresh
 
 
@@ -48,8 +48,8 @@ class FuseOptions(Part):
     """
 
     weighting: str = "uniform"
-    """How much each teacher counts for each sample (``fedstill.fusion.weightings``); those that look at domains need bundles
-    that describe theirs."""
+    """How much each teacher counts for each sample (``fedstill.fusion.weightings``); domain-aware weightings need bundles that
+    describe their domains."""
 
     weighting_options: dict[str, Any] = {}
     """The options of that weighting."""
@@ -61,19 +61,19 @@ class FuseOptions(Part):
     """How the student learns: options of ``fedstill.fusion.distillation.options.Distillation`` that differ from fuse's own."""
 
     targets: Literal["own", "label", "ensemble"] = "own"
-    """Without unlabelled inputs, who says what a drawn feature is: the model of the site that it was drawn from, the class that
-    it was drawn for, or the whole ensemble."""
+    """Without unlabelled inputs, the target of a drawn feature: the prediction of its own site's model, the class that it was
+    drawn for, or the prediction of the whole ensemble."""
 
     draws: Positive = 20_000
     """Without unlabelled inputs, how many features are drawn from the bundles' statistics."""
 
     start: str = "auto"
-    """Where the student starts: "auto" takes whichever agrees most often with the ensemble on the pool: the average of the
-    teachers with its architecture, each of them, or its own weights; or "average", "own", or a teacher's name."""
+    """The student's initial weights: "average" of the teachers with its architecture, its "own", a teacher's name, or "auto":
+    whichever of these agrees most often with the ensemble on the pool."""
 
     classes: list[str] | dict[str, list[str]] | None = None
-    """Class names of module teachers, the same for all or by teacher's name. Classes are aligned by name, and a teacher is
-    silent on those that it does not know."""
+    """Class names of module teachers, the same for all or by teacher's name. Classes are aligned by name, and a teacher says
+    nothing about classes that it does not know."""
 
     student_options: dict[str, Any] = {}
     """The options of a student that is a built-in model."""
@@ -82,32 +82,32 @@ class FuseOptions(Part):
     """The normalisation layers of a student that is a built-in model: batch, group or none."""
 
     image_size: Positive | None = None
-    """The side of the student's images; the largest of the bundles' by default."""
+    """The side of the student's images; by default the largest among the bundles."""
 
     limit: Positive | None = None
-    """At most so many unlabelled samples of folders, tables and embedded domains."""
+    """The maximum number of unlabelled samples from folders, tables and embedded domains."""
 
     reading: dict[str, Any] = {}
-    """How images of folders and tables become pixels where their files do not say it: options of ``[data]`` such as ``range`` and
+    """How images in folders and tables become pixels if their files do not say it: options of ``[data]`` such as ``range`` and
     ``unreadable``."""
 
     mean: Scale | None = None
-    """How plain modules and the student normalise uint8 images, ``(x / 255 - mean) / std``: one number, or one a channel."""
+    """How plain modules and the student normalise uint8 images, ``(x / 255 - mean) / std``: one number, or one per channel."""
 
     std: Scale | None = None
-    """Of that normalisation, likewise; 0.5 both, or the first bundle's for a student that is a built-in model."""
+    """The same for ``std``; both default to 0.5, or to the first bundle's values for a student that is a built-in model."""
 
     reference: str | None = None
-    """The backbone that the bundles' projections were made with, where it is not a built-in one."""
+    """The backbone that the bundles' projections were made with, if it is not a built-in one."""
 
     trust_code: bool = False
-    """Open bundles that hold programs or name networks of one's own: this runs their code."""
+    """Open bundles that contain programs or name custom networks: this runs their code."""
 
     keep_ensemble: bool = False
     """Whether ``Fused.save`` also writes the teachers and their weighting, as an ensemble that can be loaded and exported."""
 
     seed: int = 0
-    """Of the student's weights and the order of the samples."""
+    """The seed of the student's weights and of the order of the samples."""
 
     @model_validator(mode="after")
     def _scales_are_numbers(self) -> FuseOptions:
@@ -117,7 +117,7 @@ class FuseOptions(Part):
         return self
 
     def learning(self, trained: bool) -> Distillation:
-        """How the student learns. Unless told, one that is not ``trained`` learns its BatchNorm statistics too: it has none yet.
+        """How the student learns. By default a student that is not ``trained`` also learns its BatchNorm statistics.
 
         >>> [FuseOptions().learning(trained).student_norm for trained in (True, False)]
         ['frozen', 'train']
@@ -128,7 +128,7 @@ class FuseOptions(Part):
 
 
 class FuseKeywords(TypedDict, total=False):
-    """The fields of :class:`FuseOptions` as a caller may write them; None is as good as leaving one out."""
+    """The fields of :class:`FuseOptions` as a caller may write them; None means the default."""
 
     weighting: str
     weighting_options: Mapping[str, Any] | None
@@ -152,7 +152,7 @@ class FuseKeywords(TypedDict, total=False):
 
 
 def described(function: Call) -> Call:
-    """Add every option, its default and what it means to the text that ``help`` shows of a function that takes them."""
+    """Add every option, its default and its meaning to the ``help`` text of a function that takes them."""
     lines = []
     for name, option in FuseOptions.model_fields.items():
         default = f" ({option.default!r})" if isinstance(option.default, str | int) else ""

@@ -1,4 +1,4 @@
-"""The unlabelled inputs on which teachers speak and the student learns."""
+"""The unlabelled inputs that the teachers predict and the student learns from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Inputs = Tensor | Samples | Dataset[Any] | DataLoader[Any] | str | Path | Sequen
 
 
 def pool_shape(bundles: Iterable[Bundle], image_size: int | None) -> tuple[int, ...] | None:
-    """The shape the pool is loaded in: the largest that a bundle was trained on, or as asked; None takes it as it is."""
+    """The shape in which the pool is loaded: the requested one, or the largest of the bundles'; None keeps the pool's own."""
     shapes = [bundle.about.shape for bundle in bundles if len(bundle.about.shape) == 3]
     if not shapes:
         return None if image_size is None else (3, image_size, image_size)
@@ -34,7 +34,7 @@ def pool_shape(bundles: Iterable[Bundle], image_size: int | None) -> tuple[int, 
 def pool_of(
     unlabelled: Inputs, shape: tuple[int, ...] | None, limit: int | None, seed: int, reading: Mapping[str, Any] | None = None
 ) -> Samples:
-    """The pool: at most ``limit`` images of files, or all inputs of anything else."""
+    """The pool: at most ``limit`` images from files, or all inputs from anything else."""
     if isinstance(unlabelled, str | Path):
         pool = _from_files([unlabelled], shape, limit, seed, reading)
     elif isinstance(unlabelled, list | tuple) and all(isinstance(source, str | Path) for source in unlabelled):
@@ -55,7 +55,7 @@ def _from_files(
     seed: int,
     reading: Mapping[str, Any] | None,
 ) -> Samples:
-    """The images of all sources in one shape: that of the first where none is asked for."""
+    """The images of all sources in one shape, by default that of the first."""
     parts: list[Tensor] = []
     for source in sources:
         size, channels = (shape[1], shape[0]) if shape is not None else (None, None)
@@ -69,7 +69,7 @@ def _from_files(
 
 
 def _inputs(given: Any) -> Samples:
-    """The inputs of anything that torch iterates over; what comes with them is left behind."""
+    """The inputs of anything that torch can iterate over, without their labels."""
     if isinstance(given, Samples):
         return given.unlabelled()
     if isinstance(given, Tensor):
@@ -80,12 +80,13 @@ def _inputs(given: Any) -> Samples:
 
 
 def _input_of(batch: Any) -> Tensor:
-    """What a batch has for the model: itself, its first part, or in a mapping the first tensor that is more than a list."""
+    """The model's input in a batch: the batch itself, its first part, or in a mapping the first tensor with two dimensions or
+    more."""
     x = batch
     if isinstance(batch, Mapping):
         x = next((value for value in batch.values() if isinstance(value, Tensor) and value.ndim > 1), None)
     elif isinstance(batch, list | tuple):
         x = batch[0]
     if not isinstance(x, Tensor):
-        raise FedstillError(f"the unlabelled data gives {type(x).__name__}, not tensors: add a transform to tensors")
+        raise FedstillError(f"the unlabelled data yields {type(x).__name__}, not tensors: add a transform to tensors")
     return x

@@ -1,4 +1,4 @@
-"""What ``fuse`` gives back."""
+"""The result of ``fuse``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Fused:
-    """One model out of several, and what is known of how it came about."""
+    """One model fused from several, and how it was made."""
 
     student: nn.Module  # the module that was given, or a fedstill network
     network: Network = field(repr=False)
@@ -44,12 +44,12 @@ class Fused:
     distilled: Distilled
     figures: tuple[Figure, ...] = ()
     weights_by_set: dict[str, dict[str, float]] = field(default_factory=dict)  # each teacher's mean weight on each labelled set
-    about: About | None = field(default=None, repr=False)  # None where the student is a module of the caller's own
+    about: About | None = field(default=None, repr=False)  # None if the student is the caller's own module
     settings: dict[str, Any] = field(default_factory=dict, repr=False)
     sources: tuple[dict[str, Any], ...] = field(default=(), repr=False)
-    ensemble: Callable[[Path], None] | None = field(default=None, repr=False)  # writes the teachers, where they are kept
+    ensemble: Callable[[Path], None] | None = field(default=None, repr=False)  # writes the teachers, if they are kept
 
     def save(self, folder: str | Path, *, onnx: bool = False) -> Path:
-        """Write the folder: model.safetensors, fused.json, MODEL_CARD.md, model.onnx on request, and ``ensemble/`` where it was
-        kept."""
+        """Write the folder: model.safetensors, fused.json, MODEL_CARD.md, model.onnx on request, and ``ensemble/`` if the
+        ensemble was kept."""
         return card.save(self, Path(folder), onnx=onnx)

@@ -1,4 +1,4 @@
-"""The student: which network it is, where it starts, and whether it came through."""
+"""The student: its network, its initial weights, and whether its training converged."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fedstill.models.predict import predict_logits
 
 __all__ = ["Student", "begin", "check_student", "student_of"]
 
-PROBE = 1024  # pool samples on which possible starts are compared
-Student = tuple[Network, About | None]  # what it would say of itself in a bundle, where it has a name
+PROBE = 1024  # pool samples on which the candidate initial weights are compared
+Student = tuple[Network, About | None]  # its description as in a bundle, if it has a named architecture
 
 
 def student_of(given: nn.Module | str | None, team: Team, shape: tuple[int, ...], options: FuseOptions) -> Student:
-    """The caller's module, or the network of the name that was given; the first bundle's architecture by default."""
+    """The caller's module, or the named network; by default the first bundle's architecture."""
     if isinstance(given, nn.Module):
         network = as_network(given, shape, "the student", options)
         if network.classes != len(team.classes):
@@ -59,17 +59,17 @@ def student_of(given: nn.Module | str | None, team: Team, shape: tuple[int, ...]
 def _architecture(name: str | None, bundled: Sequence[Architecture], options: FuseOptions) -> Architecture:
     if name is None:
         if not bundled:
-            raise FedstillError("say which model the student is: student = a module or the name of one")
+            raise FedstillError("name the student's model: student = a module or the name of one")
         return bundled[0]
     same = next((architecture for architecture in bundled if architecture.name == name), None)
-    # the same name as a teacher's means the same network, unless told otherwise
+    # the name of a teacher's model means the same network, unless options differ
     if same is not None and options.norm == "batch" and not options.student_options:
         return same
     return Architecture(name=name, norm=options.norm, options=options.student_options)
 
 
 def begin(student: Student, team: Team, start: str, pool: Samples, table: Table) -> tuple[str, bool]:
-    """Load the student's start and say which it is, and whether it has been trained."""
+    """Load the student's initial weights; return their name and whether they are trained."""
     network, _ = student
     like = [member for member in team.members if _fits(member, student, team)]
     candidates: dict[str, Callable[[], State]] = {member.name: member.state for member in like if member.state is not None}
@@ -103,7 +103,7 @@ def _kinds(state: State) -> dict[str, tuple[torch.Size, torch.dtype]]:
 
 
 def _nearest(network: Network, candidates: dict[str, Callable[[], State]], pool: Samples, table: Table) -> str:
-    """The start that agrees most often with the ensemble."""
+    """The candidate that agrees most often with the ensemble."""
     few = pool.take(slice(PROBE))
     wanted = table.targets[:PROBE].argmax(1)
     agreement = {}
@@ -122,14 +122,14 @@ def _why(start: str, team: Team, like: Sequence[Member]) -> str:
 
 
 def check_student(network: Network, done: Distilled, pool: Samples) -> None:
-    """A student that diverged is never handed over, nor written over a good one."""
+    """Raise if the student diverged, so that it is never returned, nor written over a good one."""
     lost = done.steps > 0 and not math.isfinite(done.last_loss)
-    # a buffer may hold infinities of its own, such as a mask's
+    # a buffer may hold infinities on purpose, such as a mask
     broken = any(not bool(torch.isfinite(p).all()) for p in network.parameters()) or any(
         bool(torch.isnan(b).any()) for b in network.buffers()
     )
-    # the loss is that before the last step, which may have been one too many
+    # the loss is measured before the last step, which may itself have diverged
     if lost or broken or not bool(torch.isfinite(predict_logits(network, pool.take(slice(PROBE)))).all()):
         raise FedstillError(
-            f"distillation diverged (loss {done.last_loss}) after {done.steps} steps; lower its rate, optimizer.lr"
+            f"distillation diverged (loss {done.last_loss}) after {done.steps} steps; lower the learning rate, optimizer.lr"
         )

@@ -1,4 +1,4 @@
-"""The models that are fused, and the classes that they know between them."""
+"""The models to fuse, and the union of their classes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fedstill.models.wrapped import Whole
 __all__ = ["Member", "Team", "as_network", "averaged", "opened", "team_of"]
 
 log = logging.getLogger("fedstill")
-Opened = tuple[str | None, Any]  # the name that it was given, and a bundle, a module or a function
+Opened = tuple[str | None, Any]  # the given name, and a bundle, a module or a function
 
 
 @dataclass(frozen=True)
 class Member:
-    """One of the models that are fused."""
+    """One of the models to fuse."""
 
     name: str
     load: Callable[[], Network]
@@ -42,12 +42,12 @@ class Member:
 
     @property
     def reply(self) -> Reply | None:
-        """What it says of its domain, which is what weightings look at."""
+        """Its description of its domain, which weightings use."""
         return self.bundle.reply() if self.bundle is not None else None
 
     @property
     def source(self) -> dict[str, Any]:
-        """What the card says of it."""
+        """What the card says about it."""
         said: dict[str, Any] = {"name": self.name, "classes": list(self.classes)}
         if self.bundle is not None:
             about = self.bundle.about
@@ -65,13 +65,13 @@ class Member:
 
 @dataclass(frozen=True)
 class Team:
-    """All that are fused."""
+    """All models to fuse."""
 
     members: tuple[Member, ...]
-    classes: tuple[str, ...]  # every class that some member knows, in order of first appearance
+    classes: tuple[str, ...]  # every class that a member knows, in order of first appearance
 
     def places(self, member: Member) -> tuple[int, ...]:
-        """Where the team has each of a member's classes."""
+        """The index of each of a member's classes among the team's."""
         places = {name: i for i, name in enumerate(self.classes)}
         return tuple(places[name] for name in member.classes)
 
@@ -83,7 +83,7 @@ class Team:
 
     @property
     def groups(self) -> list[list[Member]]:
-        """Groups of at least two whose weights can be averaged: one architecture, one list of classes."""
+        """Groups of two or more members whose weights can be averaged: the same architecture, the same list of classes."""
         groups: dict[str, list[Member]] = {}
         for member in self.members:
             if member.state is not None:
@@ -92,7 +92,7 @@ class Team:
 
 
 def averaged(group: Sequence[Member]) -> State:
-    """The mean of their weights, by their numbers of samples where all are known."""
+    """The mean of their weights, weighted by number of samples if all are known."""
     counts = [member.reply.samples if member.reply is not None else 0 for member in group]
     total = sum(counts)
     shares = [count / total for count in counts] if all(counts) else [1 / len(group)] * len(group)
@@ -100,15 +100,15 @@ def averaged(group: Sequence[Member]) -> State:
 
 
 def opened(teachers: Sequence[Any] | Mapping[str, Any], trust_code: bool) -> list[Opened]:
-    """Bundles opened and checked, everything else as it is, so that a bad file fails before any work."""
+    """Open and check bundles, and keep everything else, so that a bad file fails before any work."""
     named: list[Opened] = list(teachers.items()) if isinstance(teachers, Mapping) else [(None, teacher) for teacher in teachers]
     if not named:
-        raise FedstillError("there is nothing to fuse: give at least one teacher")
+        raise FedstillError("nothing to fuse: give at least one teacher")
     found = []
     for name, teacher in named:
         bundle = read_bundle(teacher) if isinstance(teacher, str | Path) else teacher
         if isinstance(bundle, Bundle) and bundle.about.code is not None and not trust_code:
-            bundle.network(trust_code)  # raises, and says why
+            bundle.network(trust_code)  # raises with the reason
         found.append((name, bundle))
     return found
 
@@ -116,7 +116,7 @@ def opened(teachers: Sequence[Any] | Mapping[str, Any], trust_code: bool) -> lis
 def team_of(
     found: Sequence[Opened], shape: tuple[int, ...], options: FuseOptions, device: torch.device, on_trunk: bool = False
 ) -> Team:
-    """The members by name; each module is tried on inputs of ``shape``. Those ``on_trunk`` take a frozen trunk's outputs."""
+    """The members by name; each module is tested on inputs of ``shape``. Members ``on_trunk`` take a frozen trunk's outputs."""
     members: dict[str, Member] = {}
     for number, (given, teacher) in enumerate(found, 1):
         if isinstance(teacher, Bundle):
@@ -127,7 +127,7 @@ def team_of(
             raise FedstillError(f"teacher {number} is a {type(teacher).__name__}, not a module, a bundle or a path")
         if member.name in members:
             raise FedstillError(
-                f"two teachers are called '{member.name}': name them by a mapping, or pack them under other names"
+                f"two teachers are called '{member.name}': name them in a mapping, or pack them under other names"
             )
         members[member.name] = member
     team = Team(tuple(members.values()), tuple(dict.fromkeys(name for member in members.values() for name in member.classes)))
@@ -159,10 +159,10 @@ def _of_module(
     def load() -> Network:
         module = teacher if isinstance(teacher, nn.Module) else teacher()
         if not isinstance(module, nn.Module):
-            raise FedstillError(f"{name} brought a {type(module).__name__}, not a module")
+            raise FedstillError(f"{name} returned a {type(module).__name__}, not a module")
         network = as_network(module.to(device), shape, name, options)
         if known is not None and network.classes != len(known):
-            raise FedstillError(f"{name} has {network.classes} outputs, and {len(known)} classes are named")
+            raise FedstillError(f"{name} has {network.classes} outputs, but {len(known)} classes are named")
         return network
 
     network = load()
@@ -173,7 +173,7 @@ def _of_module(
 
 
 def as_network(module: nn.Module, shape: tuple[int, ...], whose: str, options: FuseOptions) -> Network:
-    """A module of the caller's own as a network, with the normalisation that was asked for."""
+    """The caller's module as a network, with the requested normalisation."""
     network = module if isinstance(module, Network) else Whole(module, whose, shape)
     if options.mean is not None:
         network.mean = options.mean
@@ -183,9 +183,9 @@ def as_network(module: nn.Module, shape: tuple[int, ...], whose: str, options: F
 
 
 def _warn_of_strangers(team: Team) -> None:
-    """Say which teachers share no class with any other: more often names that are spelled differently than different classes."""
+    """Warn of teachers that share no class with any other: usually class names are spelled differently."""
     known = Counter(name for member in team.members for name in member.classes)
     alone = [member for member in team.members if all(known[name] == 1 for name in member.classes)]
     if alone and len(team.members) > 1:
         named = "; ".join(f"{m.name} ({', '.join(m.classes[:5])}{', ...' * (len(m.classes) > 5)})" for m in alone)
-        log.warning("warning: teachers that share no class with any other: %s; are the classes named alike?", named)
+        log.warning("warning: teachers that share no class with any other: %s; are the class names spelled the same?", named)

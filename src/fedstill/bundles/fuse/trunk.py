@@ -1,5 +1,5 @@
-"""Models that stand on one frozen trunk: samples pass it once for all of them, and where the bundles carry statistics no samples
-are needed at all."""
+"""Models on one frozen trunk: samples pass it once for all of them. If the bundles carry statistics, no samples are needed at
+all."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ __all__ = ["Ground", "check_statistics", "common_trunk", "drawn"]
 
 @dataclass(frozen=True)
 class Ground:
-    """The frozen trunk on which all models stand."""
+    """The frozen trunk that all models share."""
 
     about: Trunk
     top: Top  # the first bundle's
     kept: Kept
 
     def standing(self, network: Network, about: About) -> Top:
-        """A student on this trunk: what is above it is the student's own."""
+        """A student on this trunk; the layers above it are the student's own."""
         as_described(network, about)
         own = network.state_dict()
         if not self.top.trunk_state.keys() <= own.keys():
-            raise FedstillError(f"the student cannot stand on the bundles' trunk, a part of {about.model and about.model.name}")
+            raise FedstillError(f"the student does not fit the bundles' trunk, a part of {about.model and about.model.name}")
         network.load_state_dict({**own, **self.top.trunk_state})
         return top_of(network.to(next(self.top.parameters()).device), self.about)
 
@@ -54,7 +54,7 @@ def common_trunk(
     device: torch.device,
     progress: Progress,
 ) -> Ground | None:
-    """The trunk that all bundles and the student stand on, with images of one ``shape``; None where they do not, or where the
+    """The trunk that all bundles and the student share, with images of one ``shape``; None if there is none, or if the
     weighting needs raw samples."""
     bundles = [teacher for _, teacher in found if isinstance(teacher, Bundle)]
     trunks = [bundle.about.trunk for bundle in bundles]
@@ -70,7 +70,7 @@ def common_trunk(
         return None
     network = bundles[0].network(options.trust_code).to(device)
     if report_of(options.weighting) == "projection":
-        # features under the reference are at hand only if it is this very trunk, and looks at images of the same size
+        # features under the reference are available only if it is this trunk and takes images of the same size
         own, told = reference_id("", network).digest, [bundle.about.subspace for bundle in bundles]
         if first.train != "head" or any(subspace is None or subspace.digest != own for subspace in told):
             return None
@@ -82,7 +82,7 @@ def common_trunk(
 
 
 def check_statistics(found: Sequence[Opened]) -> None:
-    """Say why bundles cannot be fused without unlabelled inputs."""
+    """Raise if the bundles cannot be fused without unlabelled inputs, with the reason."""
     first: Bundle | None = None
     for name, teacher in found:
         if not isinstance(teacher, Bundle) or teacher.about.statistics is None or teacher.about.trunk is None:
@@ -91,16 +91,18 @@ def check_statistics(found: Sequence[Opened]) -> None:
         first = first or teacher
         assert first.about.trunk is not None
         if teacher.about.trunk.digest != first.about.trunk.digest:
-            raise FedstillError(f"{teacher.path.name} stands on another trunk than {first.path.name}: give unlabelled inputs")
+            raise FedstillError(f"{teacher.path.name} has another trunk than {first.path.name}: give unlabelled inputs")
         if teacher.about.shape != first.about.shape:
             sizes = f"{tuple(teacher.about.shape)} and {first.path.name} of {tuple(first.about.shape)}"
             raise FedstillError(f"{teacher.path.name} takes images of shape {sizes}: pack them with images of one size")
 
 
 def drawn(ground: Ground | None, team: Team, options: FuseOptions) -> tuple[Samples, Callable[..., Table] | None]:
-    """Features drawn from the sites' statistics, and who says what they are; None where the whole ensemble does."""
+    """Features drawn from the sites' statistics, and a function that makes their targets; None if the whole ensemble does."""
     if ground is None:
-        raise FedstillError("features can be drawn only for a student on the bundles' trunk, normalised and weighed as it allows")
+        raise FedstillError(
+            "features can be drawn only for a student on the bundles' trunk, with a normalisation and a weighting that it allows"
+        )
     replies = [reply for member in team.members if (reply := member.reply) is not None]
     virtual = draw_virtual(replies, options.draws, ground.about.shape, stream(options.seed, "fuse", "draw"))
     if options.targets == "ensemble":
