@@ -187,7 +187,7 @@ def test_several_models_none_and_other_kinds_of_folders(result, tmp_path):
     none = run(tiny_config(rounds=1, algorithm={"name": "fd"}), tmp_path / "fd")
     with pytest.raises(FedstillError, match="no model on the server"):
         _ = none.model
-    with pytest.raises(FedstillError, match="leaves no model"):
+    with pytest.raises(FedstillError, match="writes no model"):
         fedstill.load(tmp_path / "fd")
     for wrong in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FedstillError, match="not the folder of a run|no such file or folder"):
