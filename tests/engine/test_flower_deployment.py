@@ -33,7 +33,7 @@ def test_nodes_that_die_hang_or_lie_cost_their_replies(pace, tmp_path):
         "tests.engine.trouble:Trouble",
         options={"distillation": {"steps": 3}, "line": False},  # the judges would wait for the dead as well
         rounds=3,
-        clients={"per_domain": 2, "timeout": max(30.0, 15 * pace)},
+        clients={"per_domain": 2, "timeout": max(60.0, 20 * pace)},
         model={"clients": ["mlp", "cnn-small"], "options": {}, "by": "client"},
     )
     out = tmp_path / "out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -44,11 +45,15 @@ def fault(message: Message, requires: Sequence[str], template: Mapping[str, Tens
 
 
 def not_finite(message: Message) -> str | None:
-    """The name of a tensor in the message that holds a NaN or an infinity, or of a value that is NaN; None if all is well."""
+    """The name of a tensor or value of the message that holds a NaN or an infinity; None if all is well.
+
+    >>> not_finite(Message.of(samples=3, loss=float("inf")))
+    'loss'
+    """
     numbers = {name: tensor for name, tensor in message.tensors.items() if tensor.is_floating_point()}
     # a finite sum has finite elements only; a sum may also overflow, so the exact check follows
     if numbers and not torch.isfinite(sum((tensor.sum() for tensor in numbers.values()), torch.zeros(()))):
         for name, tensor in numbers.items():
             if not torch.isfinite(tensor).all():
                 return name
-    return next((name for name, value in message.values.items() if isinstance(value, float) and value != value), None)
+    return next((name for name, value in message.values.items() if isinstance(value, float) and not math.isfinite(value)), None)

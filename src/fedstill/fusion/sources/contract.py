@@ -50,8 +50,9 @@ class Source(Part):
     """The samples on which knowledge is transferred."""
 
     kind: SourceName = "data"
-    """``data``: the server's unlabelled pool. ``generator``: generated samples. ``noise``: images of uniform noise (FedDF, Figure
-    5). ``mixture``: several of these, by ``shares``."""
+    """``data``: the server's unlabelled pool. ``varied``: the pool in other colours, places and overlays, and vectors mixed.
+    ``statistics``: features drawn from statistics that clients report. ``generator``: generated samples. ``noise``: images of
+    uniform noise (FedDF, Figure 5). ``mixture``: several of these, by ``shares``."""
 
     size: Positive = 5000
     """Number of samples to draw from a generator, from noise, or in all for a mixture. ``data`` alone uses the whole pool."""
