@@ -62,7 +62,7 @@ def test_damage_is_told_and_nothing_is_read_outside_of_the_folder(tiny: Any, tmp
     teacher.write_bytes(whole)
     index = json.loads((folder / INDEX).read_text())
     (folder / INDEX).write_text(json.dumps({**index, "backbones": {"mlp": "../model.safetensors"}}))
-    with pytest.raises(FedstillError, match="outside of its folder"):
+    with pytest.raises(FedstillError, match="outside its folder"):
         read_ensemble(folder)
     (folder / INDEX).write_text(json.dumps({**index, "teachers": [{}]}))
     with pytest.raises(FedstillError, match="not an ensemble"):
