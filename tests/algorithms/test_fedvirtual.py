@@ -98,6 +98,17 @@ def test_an_unfrozen_backbone_is_described_as_it_was_received(tiny: Any, tmp_pat
     assert line["distillation"]["mlp"]["steps"] > 0
 
 
+@pytest.mark.parametrize("name", ["fedvirtual", "feddf"])
+def test_features_have_the_shape_of_a_trunk_whose_outputs_are_not_kept(tiny: Any, tmp_path: Path, name: str) -> None:
+    """The trunk's outputs are images here, not vectors."""
+    config = settings(name=name)
+    config["algorithm"]["source"]["kind"] = "statistics"
+    config["model"] = {"name": "resnet8", "train": "last:1", "cache": False}
+    line = run(tiny(**config, rounds=1), tmp_path).history[-1]
+    assert line["dropped"] == []
+    assert line["distillation"]["resnet8"]["steps"] > 0
+
+
 def test_virtual_features_mix_with_a_pool_on_a_frozen_trunk(tiny: Any, tmp_path: Path) -> None:
     config = settings()
     source = {"kind": "mixture", "size": 200, "shares": {"statistics": 0.5, "data": 0.5}, "options": {"min_samples": 4}}

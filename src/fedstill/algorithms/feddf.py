@@ -35,7 +35,7 @@ from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.weightings import Weighting, WeightingContext, fault_of, make_weighting, options_kind, report_of
 from fedstill.fusion.worst import DropWorst, check_worst, drop_teachers, drop_worst
 from fedstill.local.reports import after_training, make_report
-from fedstill.local.reports.statistics import reply_fault, statistics_width
+from fedstill.local.reports.statistics import reply_fault
 from fedstill.local.terms import distil_from, proximal
 from fedstill.local.update import local_update
 from fedstill.models.heads import HeadOnly
@@ -290,10 +290,6 @@ class FedDF(Algorithm[FedDFT]):
         if "statistics" in self.described:
             note_statistics(replies, round)
         return draw(self.options.source, self.task, self.source_rng(round), self.generator(server), replies)
-
-    def feature_width(self, client: str) -> int:
-        """The width of the vectors that a client's statistics describe: a frozen trunk's outputs, or features before the head."""
-        return statistics_width(self.task, client)
 
     def generator(self, server: Server) -> nn.Module | None:
         """The system's own generator if it has one, or the frozen one that ``source.generator`` names."""

@@ -23,6 +23,7 @@ from fedstill.fusion.sources import Source
 from fedstill.fusion.sources.statistics import draw_virtual, note_statistics
 from fedstill.fusion.teacher import Teacher
 from fedstill.fusion.virtual import own_table
+from fedstill.local.reports.statistics import statistics_shape
 from fedstill.task import Task
 from fedstill.training.options import Optimizer
 
@@ -84,7 +85,7 @@ class FedVirtual(FedDF[FedVirtualOptions]):
         merged = self.merge(server, replies, round)
         teachers = self.teachers(server, replies, round)
         weighting = self.weighting(server, teachers, round)
-        shape = self.task.shape if self.task.kept_trunk is not None else (self.feature_width(replies[0].client),)
+        shape = statistics_shape(self.task, replies[0].prototype)
         virtual = draw_virtual(replies, options.source.size, shape, self.source_rng(round))
         if options.targets == "ensemble":
             speakers = [Teacher(t.name, lambda t=t: self.view(t.load()), t.reply, t.places) for t in teachers]  # type: ignore[misc]

@@ -20,7 +20,7 @@ from fedstill.core.message import State
 from fedstill.core.options import Part, Positive
 from fedstill.data.samples import Samples
 from fedstill.fusion.sources.statistics import draw_virtual
-from fedstill.local.reports.statistics import Statistics
+from fedstill.local.reports.statistics import Statistics, statistics_bytes, statistics_shape
 from fedstill.models.heads import HeadOnly
 from fedstill.models.predict import apply
 from fedstill.models.trunk import Top
@@ -64,8 +64,7 @@ def calibrated(
         if not mine:
             continue
         network = task.networks.load(name, models[name], role="student")
-        shape = network.output_shape(task.raw_shape) if isinstance(network, Top) else (network.feature_dim,)
-        virtual = draw_virtual(mine, options.size, shape, round.rng("calibrate", name))
+        virtual = draw_virtual(mine, options.size, statistics_shape(task, name), round.rng("calibrate", name))
         told = torch.nonzero(virtual.labels >= 0).flatten()  # rare classes described together have no label
         if not len(told):
             raise FedstillError("no client described any class separately, so no head can be calibrated: lower min_samples")
@@ -73,5 +72,5 @@ def calibrated(
         features = apply(network.features, network, z) if isinstance(network, Top) else z.x
         fit(HeadOnly(network), Samples(features, virtual.labels[told]), local, rng=round.rng("calibrate", name, "fit"))
         found[name] = task.networks.snapshot(name, role="student")
-    round.note(calibrated=sum(t.numel() * t.element_size() for r in replies for t in r.part("statistics").values()))
+    round.note(calibrated=sum(statistics_bytes(reply.part("statistics")) for reply in replies))
     return found

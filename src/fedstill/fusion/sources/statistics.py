@@ -12,7 +12,7 @@ from fedstill.algorithm import Reply, Round
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
 from fedstill.fusion.sources.contract import SourceContext, source
-from fedstill.local.reports.statistics import Gaussians
+from fedstill.local.reports.statistics import Gaussians, statistics_bytes, statistics_shape
 
 __all__ = ["Virtual", "draw_virtual", "note_statistics"]
 
@@ -46,22 +46,15 @@ def draw_virtual(replies: Sequence[Reply], size: int, shape: Sequence[int], rng:
 def note_statistics(replies: Sequence[Reply], round: Round) -> None:
     """Note the size of the sites' statistics, and the share of its features that each covers, if the site reports it."""
     parts = {reply.client: reply.part("statistics") for reply in replies}
-    size = sum(tensor.numel() * tensor.element_size() for part in parts.values() for tensor in part.values())
     told = {client: float(f"{float(part['coverage']):.4f}") for client, part in parts.items() if "coverage" in part}
+    size = sum(map(statistics_bytes, parts.values()))
     round.note(statistics={"bytes": size} | ({"coverage": told} if told else {}))
 
 
 @source("statistics", report="statistics")
 def _drawn(context: SourceContext) -> Samples:
     """Features drawn from the sites' statistics."""
-    return draw_virtual(context.replies, context.size, feature_shape(context), context.rng).samples
-
-
-def feature_shape(context: SourceContext) -> tuple[int, ...]:
-    """The shape of a virtual sample: an output of the frozen trunk, or the features before the head."""
     task = context.task
-    if task.kept_trunk is not None:
-        return task.shape
-    if context.mixed:
+    if context.mixed and task.kept_trunk is None:
         raise FedstillError("mixing virtual features with a pool needs a frozen trunk whose outputs are kept: set model.train")
-    return (task.networks.get(task.networks.student).feature_dim,)
+    return draw_virtual(context.replies, context.size, statistics_shape(task, task.networks.student), context.rng).samples

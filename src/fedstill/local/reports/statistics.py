@@ -35,8 +35,9 @@ __all__ = [
     "features_of",
     "reply_fault",
     "site_statistics",
+    "statistics_bytes",
     "statistics_fault",
-    "statistics_width",
+    "statistics_shape",
 ]
 
 
@@ -254,10 +255,20 @@ def statistics_fault(
     return None
 
 
-def statistics_width(task: Task, client: str) -> int:
-    """The width of the features that are described: a frozen trunk's outputs, or the features before the head."""
-    network = task.networks.get(task.clients[client].prototype)
-    return math.prod(network.output_shape(task.raw_shape)) if isinstance(network, Top) else network.feature_dim
+def statistics_shape(task: Task, prototype: str) -> tuple[int, ...]:
+    """The shape of a feature that is described, and of one that is drawn: a frozen trunk's output, or the features before the
+    head."""
+    network = task.networks.get(prototype)
+    return tuple(network.output_shape(task.raw_shape)) if isinstance(network, Top) else (network.feature_dim,)
+
+
+def statistics_bytes(part: Mapping[str, Tensor]) -> int:
+    """What a site's statistics take to send.
+
+    >>> statistics_bytes({"counts": torch.ones(3, dtype=torch.long), "means": torch.ones(3, 2)})
+    48
+    """
+    return sum(tensor.numel() * tensor.element_size() for tensor in part.values())
 
 
 def reply_fault(task: Task, client: str, part: Mapping[str, Tensor]) -> str | None:
@@ -265,4 +276,4 @@ def reply_fault(task: Task, client: str, part: Mapping[str, Tensor]) -> str | No
     who = task.clients[client]
     network = task.networks.get(who.prototype)
     trunk = network.digest if isinstance(network, Top) else None
-    return statistics_fault(part, statistics_width(task, client), len(task.classes), who.samples, trunk)
+    return statistics_fault(part, math.prod(statistics_shape(task, who.prototype)), len(task.classes), who.samples, trunk)
