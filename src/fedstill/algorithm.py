@@ -184,6 +184,7 @@ class Round:
     ends: dict[str, Ends] = field(default_factory=dict)  # by prototype, if a judge is to choose between them
     snapshots: dict[str, list[State]] = field(default_factory=dict)  # of each prototype's student, if they are judged too
     speakers: Any = None  # the teachers of this round and their weighting, if an ensemble is to be kept (fusion/kept.py)
+    feature_map: Any = None  # real and virtual features of the domains, to look at (fusion/feature_map.py)
     validated: dict[str, float] = field(default_factory=dict)  # replies' accuracy on the server's labelled data, measured once
 
     def offer(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedstill.algorithm import Reply
+from fedstill.algorithm import Reply, Round
 from fedstill.algorithms import create
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
 from fedstill.data.samples import Samples
+from fedstill.fusion.feature_map import note_features
 from fedstill.fusion.sources.statistics import Virtual, draw_virtual
 from fedstill.fusion.teacher import Teacher
 from fedstill.fusion.virtual import own_table
@@ -82,6 +84,31 @@ def test_sites_say_how_well_they_are_covered_and_need_not(tiny: Any, tmp_path: P
     assert all("coverage" not in line["statistics"] for line in other.history)
     states = [result.server.models["resnet8"] for result in (one, other)]
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0]), "what is said changes nothing"
+
+
+def test_real_and_virtual_features_are_left_to_look_at(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = run(tiny(**settings()), tmp_path / "one")
+    found = json.loads((tmp_path / "one" / "features.json").read_text())
+    assert found["round"] == 2
+    assert 0 < found["explained"] <= 1
+    assert found["domains"].keys() == {"optdigits", "mnist"}
+    for points in found["domains"].values():
+        assert len(points["real"]) == len(points["virtual"]) == 40
+        apart = torch.tensor(points["real"]).mean(0) - torch.tensor(points["virtual"]).mean(0)
+        assert bool((apart.abs() < torch.tensor(points["real"]).std(0)).all()), "drawn from the same domain"
+    monkeypatch.setattr("fedstill.algorithms.fedvirtual.note_features", lambda *given: None)
+    other = run(tiny(**settings()), tmp_path / "other")
+    assert not (tmp_path / "other" / "features.json").exists()
+    states = [result.server.models["resnet8"] for result in (one, other)]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0]), "a picture changes nothing"
+
+
+def test_without_test_data_there_is_no_picture(tiny: Any) -> None:
+    task = Task(tiny(**settings()))
+    task.__dict__["tests"] = {}
+    round = Round(2, 2, 0)
+    note_features(task, create(task).start().models, [], round)
+    assert round.feature_map is None
 
 
 def test_workers_draw_the_same(tiny: Any, tmp_path: Path) -> None:

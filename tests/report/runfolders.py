@@ -92,6 +92,13 @@ def confusion(seed: int) -> dict[str, Any]:
     return {"classes": CLASSES, "domains": tables}
 
 
+def feature_map(seed: int) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    points = lambda d: (draw.normal(size=(40, 2)) + 3 * d).round(3).tolist()
+    domains = {name: {"real": points(d), "virtual": points(d)} for d, name in enumerate(DOMAINS)}
+    return {"round": 8, "explained": 0.41, "domains": domains}
+
+
 def summary(algorithm: str, seed: int, lines: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[str, Any]:
     best = max(lines, key=lambda line: line["accuracy"])
     return {
@@ -154,6 +161,8 @@ def write_run(
     if rich:
         (folder / "clients.json").write_text(json.dumps(clients(seed)))
         (folder / "confusion.json").write_text(json.dumps(confusion(seed)))
+        if algorithm == "fedvirtual":
+            (folder / "features.json").write_text(json.dumps(feature_map(seed)))
         if algorithm == "dafkd":
             (folder / "samples").mkdir(exist_ok=True)
             for r in (1, rounds):

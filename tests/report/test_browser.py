@@ -411,6 +411,24 @@ def test_zero_has_no_minus_and_virtual_features_are_told_of(browser, odd):
         assert f"{minus}0.00" not in text
 
 
+def test_real_and_virtual_features_have_one_colour_a_domain_and_two_marks(browser, tmp_path):
+    screen(browser)
+    write_run(tmp_path / "a", "fedvirtual")
+    write_run(tmp_path / "b", "feddf")
+    browser.get_log("browser")
+    visit(browser, build_page([tmp_path]).as_uri())
+    looks = (
+        "return document.getElementById('chart-features').data.map((t) => [t.name, t.marker.color, t.marker.symbol, t.x.length])"
+    )
+    found = browser.execute_script(looks)
+    assert [name.split(", ")[1] for name, *_ in found] == ["real", "virtual"] * 3
+    assert len({colour for _, colour, *_ in found}) == 3
+    assert [(mark, n) for *_, mark, n in found] == [("circle", 40), ("x-thin-open", 40)] * 3
+    assert "41 % of their variance" in browser.find_element("id", "features-box").text
+    assert not browser.find_element("id", "coverage-table").is_displayed(), "no site told its coverage"
+    assert browser.get_log("browser") == []
+
+
 def test_pictures_of_noise_are_called_so(page):
     told = [p.text for p in page.find_elements("css selector", "#gallery .wrong")]
     assert len(told) == 6

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from fedstill.cli import app
 from fedstill.core.errors import FedstillError
-from fedstill.report.figures import draw_features, draw_weights, teacher_weights
+from fedstill.report.figures import draw_features, draw_virtual_features, draw_weights, teacher_weights
 from fedstill.report.runs import Run
 from fedstill.run.loop import run
+from tests.report.runfolders import feature_map
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,12 @@ def test_the_command_writes_both_figures(folder, tmp_path):
         with Image.open(tmp_path / name) as image:
             assert image.format == "PNG"
             assert min(image.size) > 100
+
+
+def test_virtual_features_are_drawn_beside_real_ones(tmp_path):
+    path = draw_virtual_features(feature_map(0), tmp_path / "features-virtual.png")
+    with Image.open(path) as image:
+        assert image.format == "PNG"
 
 
 def test_tsne_too(folder, tmp_path):

@@ -189,6 +189,21 @@ def test_how_well_virtual_features_cover_the_sites(tmp_path, monkeypatch):
     assert data_of(build_page([tmp_path / "other"]))["coverages"] is None
 
 
+def test_a_system_shows_the_features_of_one_seed_and_the_page_stays_small(tmp_path, monkeypatch):
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), "fedvirtual", seed)
+    write_run(tmp_path / "other", "feddf")
+    data = data_of(build_page([tmp_path]))
+    (found,) = data["featureMaps"]
+    assert (data["methods"][found["method"]]["label"], found["seed"], found["explained"]) == ("fedvirtual", 0, 0.41)
+    assert found["domains"] == json.loads((tmp_path / "0" / "features.json").read_text())["domains"]
+    assert data["featureMapsNote"] == ""
+    monkeypatch.setattr("fedstill.report.feature_maps._MOST_POINTS", 100)
+    data = data_of(build_page([tmp_path]))
+    assert data["featureMaps"] == []
+    assert "1 system" in data["featureMapsNote"]
+
+
 @pytest.mark.parametrize("broken", [7, {"coverage": 3}, {"coverage": {"mnist-0": "much"}}, {}])
 def test_damaged_coverage_is_left_out(tmp_path, broken):
     run = write_run(tmp_path, "fedvirtual", rounds=1)
@@ -252,18 +267,21 @@ def test_runs_with_the_same_partition_share_it(tmp_path):
     assert [p["runs"] for p in partitions] == [["feddf, seed 1", "dafkd, seed 1"], ["feddf, seed 2"]]
 
 
-@pytest.mark.parametrize("lost", ["config.toml", "history.jsonl", "summary.json", "clients.json", "confusion.json"])
+@pytest.mark.parametrize(
+    "lost", ["config.toml", "history.jsonl", "summary.json", "clients.json", "confusion.json", "features.json"]
+)
 @pytest.mark.parametrize("how", ["missing", "empty", "noise"])
 def test_a_page_is_made_whatever_is_lost(tmp_path, lost, how):
-    write_run(tmp_path, "feddf")
+    write_run(tmp_path, "fedvirtual")
     if how == "missing":
         (tmp_path / lost).unlink()
     else:
         (tmp_path / lost).write_bytes(b"" if how == "empty" else bytes(range(256)))
     run = data_of(build_page([tmp_path]))["runs"][0]
     told = any(lost in problem for problem in run["problems"])
-    # An empty configuration is a valid one; the list of clients and the confusion matrices are optional.
-    assert told or (how, lost) in {("empty", "config.toml"), ("missing", "clients.json"), ("missing", "confusion.json")}
+    # An empty configuration is a valid one; these files are optional.
+    optional = {("missing", name) for name in ("clients.json", "confusion.json", "features.json")}
+    assert told or (how, lost) in optional | {("empty", "config.toml")}
 
 
 JSON = st.recursive(
@@ -279,6 +297,7 @@ JUDGED = st.fixed_dictionaries(
     {"points": st.lists(st.floats(0, 1), max_size=3) | JSON},
     optional=dict.fromkeys(("judge", "scores", "delivered", "carried", "faults"), JSON | st.dictionaries(st.just("a"), JSON)),
 )
+POINTS = st.fixed_dictionaries({"real": st.just([[0.0, 1.0]]) | JSON, "virtual": st.just([]) | JSON}) | JSON
 SUMMARY_FIELDS = (
     "algorithm",
     "seed",
@@ -301,14 +320,16 @@ CLIENT_FIELDS = ("id", "domain", "prototype", "samples", "counts")
     st.fixed_dictionaries({}, optional=dict.fromkeys(SUMMARY_FIELDS, JSON)),
     st.lists(st.fixed_dictionaries({"id": JSON}, optional=dict.fromkeys(CLIENT_FIELDS[1:], JSON)), max_size=2) | JSON,
     st.fixed_dictionaries({"classes": st.just(["a"]) | JSON, "domains": st.dictionaries(st.text(max_size=2), JSON)}) | JSON,
+    st.fixed_dictionaries({"domains": st.dictionaries(st.text(max_size=2), POINTS)}, optional={"explained": JSON}) | JSON,
 )
-def test_a_page_is_made_whatever_the_fields_hold(lines, summary, clients, confusion):
+def test_a_page_is_made_whatever_the_fields_hold(lines, summary, clients, confusion, features):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         (folder / "summary.json").write_text(json.dumps(summary))
         (folder / "clients.json").write_text(json.dumps(clients))
         (folder / "confusion.json").write_text(json.dumps(confusion))
+        (folder / "features.json").write_text(json.dumps(features))
         assert len(data_of(build_page([folder]))["runs"]) == 1
 
 

@@ -143,6 +143,16 @@ def test_a_line_of_the_wrong_shape_is_left_out_and_named(tmp_path):
     assert run.history[2]["accuracy"] is None, "an accuracy is from 0 to 1"
 
 
+def test_maps_that_are_no_points_are_told(tmp_path):
+    write_run(tmp_path, "fedvirtual", rounds=2)
+    assert load_run(tmp_path).feature_map["domains"].keys() == {"mnist", "optdigits", "blended"}
+    for points in ([[1, 2, 3]], [[1, float("nan")]], [["1", 2]], [7], "x", None):
+        (tmp_path / "features.json").write_text(json.dumps({"domains": {"d": {"real": points, "virtual": []}}}))
+        run = load_run(tmp_path)
+        assert run.feature_map is None
+        assert any("features.json is damaged" in p for p in run.problems)
+
+
 def test_tables_that_are_no_squares_of_counts_are_told(tmp_path):
     write_run(tmp_path, rounds=2)
     assert load_run(tmp_path).confusion["domains"].keys() == {"mnist", "optdigits", "blended"}

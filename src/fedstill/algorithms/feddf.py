@@ -25,6 +25,7 @@ from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.distillation.transfer import note_personal, transfer
 from fedstill.fusion.ensemble import Space
+from fedstill.fusion.feature_map import note_features
 from fedstill.fusion.kept import speakers_of
 from fedstill.fusion.line import Line, pool_share
 from fedstill.fusion.merges import MergeName, make_merge
@@ -289,6 +290,7 @@ class FedDF(Algorithm[FedDFT]):
         """Line 8: the samples that the teachers predict."""
         if "statistics" in self.described:
             note_statistics(replies, round)
+            note_features(self.task, server.models, replies, round)
         return draw(self.options.source, self.task, self.source_rng(round), self.generator(server), replies)
 
     def generator(self, server: Server) -> nn.Module | None:

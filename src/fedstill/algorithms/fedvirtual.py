@@ -19,6 +19,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.distillation.transfer import learn, note_ceiling, note_weights
 from fedstill.fusion.ensemble import Space, ensemble_table
+from fedstill.fusion.feature_map import note_features
 from fedstill.fusion.sources import Source
 from fedstill.fusion.sources.statistics import draw_virtual, note_statistics
 from fedstill.fusion.teacher import Teacher
@@ -96,6 +97,7 @@ class FedVirtual(FedDF[FedVirtualOptions]):
             table = own_table(self.view, teachers, virtual, len(self.task.classes), by_label=options.targets == "label")
         note_weights(self.task, teachers, table, virtual.samples, round)
         note_statistics(replies, round)
+        note_features(self.task, server.models, replies, round)
         starts = self.starts(server, merged, round)
         models = learn(self.task, starts, virtual.samples, table, distillation, round, view=self.view, snapshots=self.snapshots)
         note_ceiling(self.task, merged, teachers, weighting, distillation, round, options.ensemble)

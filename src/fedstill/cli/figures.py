@@ -22,16 +22,18 @@ def figures(
     classes: Annotated[int, typer.Option(min=1, help="The number of classes shown, from the first.")] = 4,
     samples: Annotated[int, typer.Option(min=2, help="Test samples of each domain.")] = 200,
 ) -> None:
-    """Draw FedD3A's figures: a heat map of teacher weights over all runs, and each run's features by domain and class."""
+    """Draw FedD3A's figures: a heat map of teacher weights over all runs, and each run's features by domain and class; for
+    runs that drew virtual features, also these beside real ones."""
     # slow: they import torch and matplotlib
-    from fedstill.report.figures import draw_features, draw_weights, teacher_weights
+    from fedstill.report.figures import draw_features, draw_virtual_features, draw_weights, teacher_weights
     from fedstill.report.runs import find_runs, load_runs
 
     chosen = METHODS.get(method)
     if chosen is None:
         raise FedstillError(f"--method is tsne or pca, not '{method}'")
     found = find_runs(folders)
-    weights = teacher_weights(load_runs(folders))
+    runs = load_runs(folders)
+    weights = teacher_weights(runs)
     if weights:
         console.print(f"written: {draw_weights(weights, out / 'weights.png')}", soft_wrap=True)
     finished = [folder for folder in found if (folder / "model.safetensors").exists()]
@@ -44,3 +46,7 @@ def figures(
         name = "features.png" if len(finished) == 1 else f"features-{number}-{folder.parent.name}-{folder.name}.png"
         path = draw_features(folder, out / name, method=chosen, classes=classes, samples=samples)
         console.print(f"written: {path}", soft_wrap=True)
+    mapped = [(run.folder, kept) for run in runs if (kept := run.feature_map) is not None]
+    for number, (folder, found_map) in enumerate(mapped):
+        name = "features-virtual.png" if len(mapped) == 1 else f"features-virtual-{number}-{folder.parent.name}-{folder.name}.png"
+        console.print(f"written: {draw_virtual_features(found_map, out / name)}", soft_wrap=True)

@@ -19,6 +19,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.message import State
 from fedstill.core.options import Part, Positive
 from fedstill.data.samples import Samples
+from fedstill.fusion.feature_map import note_features
 from fedstill.fusion.sources.statistics import draw_virtual
 from fedstill.local.reports.statistics import Statistics, statistics_bytes, statistics_shape
 from fedstill.models.heads import HeadOnly
@@ -57,6 +58,7 @@ def calibrated(
     task: Task, models: Mapping[str, State], replies: Sequence[Reply], options: Calibration, round: Round
 ) -> dict[str, State]:
     """The models with heads trained on virtual features, each on those of its prototype's clients; nothing else changes."""
+    note_features(task, models, replies, round)
     found = dict(models)
     local = Local(epochs=options.epochs, batch_size=options.batch_size, optimizer=options.optimizer)
     for name in models:

@@ -1,4 +1,5 @@
-"""Figures as PNG files: the weight of each teacher for each domain of the pool, and samples in feature space."""
+"""Figures as PNG files: the weight of each teacher for each domain of the pool, and samples and virtual features in feature
+space."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ import torch
 from matplotlib.figure import Figure
 
 from fedstill.core.errors import FedstillError
+from fedstill.fusion.feature_map import FeatureMap
 from fedstill.models.files import read_state
 from fedstill.models.predict import apply
 from fedstill.report.runs import Run
 from fedstill.run.configuration import from_toml
 from fedstill.task import Task
 
-__all__ = ["draw_features", "draw_weights", "features_of", "flatten", "teacher_weights"]
+__all__ = ["draw_features", "draw_virtual_features", "draw_weights", "features_of", "flatten", "teacher_weights"]
 
 
 def teacher_weights(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
@@ -133,6 +135,23 @@ def draw_features(
     axes.set_yticks([])
     title = f"{task.config.algorithm['name']}: features by domain (colour) and class (digit), {method}"
     axes.set_title(title)
+    return _saved(figure, path)
+
+
+def draw_virtual_features(found: FeatureMap, path: Path) -> Path:
+    """Features of test samples (dots) and virtual ones (crosses) along two principal directions; colours are domains."""
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, points) in enumerate(found["domains"].items()):
+        for kind, drawn, marker, width in (("real", points["real"], "o", 0.0), ("virtual", points["virtual"], "x", 0.8)):
+            x, y = np.array(drawn).reshape(-1, 2).T
+            label, colour = f"{name}, {kind}", f"C{number % 10}"
+            axes.scatter(x, y, s=18, marker=marker, label=label, color=colour, alpha=0.6, linewidths=width)
+    axes.legend(loc="best", fontsize="small")
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_title(f"real and virtual features by domain, pca ({found['explained']:.0%} of the variance)")
     return _saved(figure, path)
 
 

@@ -16,7 +16,7 @@ from fedstill.report.runs import find_runs, load_run
 
 __all__ = ["live_server"]
 
-_WATCHED = ("history.jsonl", "summary.json", "config.toml", "clients.json", "confusion.json")
+_WATCHED = ("history.jsonl", "summary.json", "config.toml", "clients.json", "confusion.json", "features.json")
 
 
 def live_server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:

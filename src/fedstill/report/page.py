@@ -24,6 +24,7 @@ from fedstill.core.version import __version__
 from fedstill.report.by_class import confusions, partitions
 from fedstill.report.coverages import coverages
 from fedstill.report.distilled import distilled
+from fedstill.report.feature_maps import feature_maps
 from fedstill.report.numbers import count
 from fedstill.report.pictures import DECIDED, pictures
 from fedstill.report.run_data import run_data
@@ -65,6 +66,7 @@ def page_data(runs: Sequence[Run], root: Sequence[Path] = ()) -> dict[str, Any]:
     names = _names(ordered, rows)
     images, images_note = pictures(ordered, names)
     confused, confused_note = confusions(rows)
+    shown_maps, maps_note = feature_maps(rows)
     found = verdict(rows)
     return {
         "title": _title(rows, root),
@@ -81,6 +83,8 @@ def page_data(runs: Sequence[Run], root: Sequence[Path] = ()) -> dict[str, Any]:
         "confusions": confused,
         "confusionsNote": confused_note,
         "coverages": coverages(rows),
+        "featureMaps": shown_maps,
+        "featureMapsNote": maps_note,
         "table": _table(rows),
     }
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 from fedstill.run.history import Line, Summary, sound_json, sound_lines, sound_summary
 
 if TYPE_CHECKING:  # slow: it imports torch, which reading does not need
+    from fedstill.fusion.feature_map import FeatureMap
     from fedstill.run.confusion import Tables
 
-__all__ = ["clients_of", "config_of", "confusion_of", "history_of", "number", "share", "summary_of"]
+__all__ = ["clients_of", "config_of", "confusion_of", "feature_map_of", "history_of", "number", "share", "summary_of"]
 
 _SHARES = ("accuracy", "merged_accuracy", "ensemble_accuracy")
 _NUMBERS = (*_SHARES, "bytes_down", "bytes_up")
@@ -200,6 +201,33 @@ def confusion_of(folder: Path, problems: list[str]) -> Tables | None:
         problems.append("confusion.json is damaged: confusion matrices are not shown")
         return None
     return {"classes": [str(c) for c in cast(list[Any], classes)], "domains": cast(dict[str, list[list[int]]], domains)}
+
+
+def feature_map_of(folder: Path, problems: list[str]) -> FeatureMap | None:
+    """The map of ``features.json``; None where a run left none."""
+    path = folder / "features.json"
+    text = _text(path, problems) if path.exists() else None
+    if text is None:
+        return None
+    found = sound_json(text)
+    domains = found.get("domains") if isinstance(found, dict) else None
+    kinds = ("real", "virtual")
+    sound = isinstance(domains, dict) and all(
+        isinstance(d, dict) and all(_points(d.get(k)) for k in kinds) for d in domains.values()
+    )
+    if not sound:
+        problems.append("features.json is damaged: real and virtual features are not shown")
+        return None
+    told = {"round": number(found.get("round")) or 0, "explained": share(found.get("explained")) or 0.0}
+    kept = {name: {kind: domain[kind] for kind in kinds} for name, domain in cast(dict[str, Any], domains).items()}
+    return cast("FeatureMap", {**told, "domains": kept})
+
+
+def _points(found: Any) -> bool:
+    """Whether ``found`` is a list of two finite numbers each."""
+    return isinstance(found, list) and all(
+        isinstance(point, list) and len(point) == 2 and all(number(value) is not None for value in point) for point in found
+    )
 
 
 def _square(table: Any, size: int) -> bool:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.core.errors import FedstillError
-from fedstill.report.reading import clients_of, config_of, confusion_of, history_of, number, summary_of
+from fedstill.report.reading import clients_of, config_of, confusion_of, feature_map_of, history_of, number, summary_of
 from fedstill.run.history import Line, Summary, rounds_to
 
 if TYPE_CHECKING:  # slow: it imports torch, which reading does not need
+    from fedstill.fusion.feature_map import FeatureMap
     from fedstill.run.confusion import Tables
 
 __all__ = ["Run", "find_runs", "load_run", "load_runs"]
@@ -33,6 +34,7 @@ class Run:
     classes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     confusion: Tables | None = None
+    feature_map: FeatureMap | None = None
 
     @property
     def algorithm(self) -> str:
@@ -191,7 +193,8 @@ def load_run(folder: Path) -> Run:
     history = history_of(folder, problems)
     summary = summary_of(folder, problems)
     clients, classes = clients_of(folder, problems)
-    run = Run(folder, config, history, summary, clients, classes, problems, confusion_of(folder, problems))
+    tables, feature_map = confusion_of(folder, problems), feature_map_of(folder, problems)
+    run = Run(folder, config, history, summary, clients, classes, problems, tables, feature_map)
     problems += _disagreements(run)
     return run
 

@@ -13,7 +13,7 @@ from fedstill.algorithm import Algorithm, Round, Server
 from fedstill.config.tables import Config, to_toml
 from fedstill.config.trees import read
 from fedstill.core.errors import FedstillError
-from fedstill.core.files import atomic_write
+from fedstill.core.files import atomic_write, to_json
 from fedstill.core.message import State
 from fedstill.core.scratch import remove_parts
 from fedstill.data.images import png_grid
@@ -32,6 +32,7 @@ __all__ = [
     "folder_lock",
     "keep_ensemble",
     "same_run",
+    "write_features",
     "write_generator",
     "write_models",
     "write_samples",
@@ -42,6 +43,7 @@ RESULTS = (
     "config.toml",
     "summary.json",
     "confusion.json",
+    "features.json",
     "model.safetensors",
     "models",
     "generator.safetensors",
@@ -140,6 +142,12 @@ def write_samples(out: Path, algorithm: Algorithm, server: Server, round: Round)
         images = algorithm.samples(server, round)
         if images is not None:
             atomic_write(out / "samples" / f"round_{round.number:04d}.png", png_grid(images, len(algorithm.task.classes)))
+
+
+def write_features(out: Path, round: Round) -> None:
+    """The map of real and virtual features of a round that has one, as ``features.json``."""
+    if round.feature_map is not None:
+        atomic_write(out / "features.json", to_json(round.feature_map) + "\n")
 
 
 def write_models(out: Path, products: Mapping[str, tuple[str, State]], task: Task) -> None:

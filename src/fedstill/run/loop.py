@@ -22,7 +22,7 @@ from fedstill.run import history as records
 from fedstill.run.checkpoint import save_checkpoint
 from fedstill.run.clients import client_records
 from fedstill.run.confusion import write_confusion
-from fedstill.run.folder import begin, folder_lock, keep_ensemble, write_generator, write_models, write_samples
+from fedstill.run.folder import begin, folder_lock, keep_ensemble, write_features, write_generator, write_models, write_samples
 from fedstill.run.history import Dropped, Line
 from fedstill.run.judging import delivered, settle
 from fedstill.run.listener import Listener, Listeners
@@ -130,6 +130,7 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
         for text in context.notes.get("warnings", []):
             told.warn(text)
         write_samples(out, algorithm, server, context)
+        write_features(out, context)
         if context.speakers is not None:
             keep_ensemble(out, task, context.speakers)
         records.append(path, line)  # before the checkpoint: a line without its checkpoint is cut off and its round repeated

@@ -108,6 +108,35 @@ function course(run, of, colours) {
   };
 }
 
+// ---- real and virtual features -------------------------------------------------------------------------------------
+
+// One colour a domain; the mark tells what is real (dots) from what was drawn (crosses).
+function featureMap(domains, colours) {
+  const sets = Object.entries(domains).flatMap(([domain, points], place) => ["real", "virtual"]
+    .filter((kind) => points[kind].length)
+    .map((kind) => ({ domain, kind, colour: look(place).colour, along: [0, 1].map((i) => points[kind].map((p) => p[i])) })));
+  const told = (values) => { const s = spread(values); return [s.mean, s.std ?? ""]; };
+  return {
+    traces: sets.map(({ domain, kind, colour, along: [x, y] }) => ({
+      type: "scatter", mode: "markers", name: `${domain}, ${kind}`, x, y, hovertemplate: "%{fullData.name}<extra></extra>",
+      marker: {
+        color: colour, symbol: kind === "real" ? "circle" : "x-thin-open", size: kind === "real" ? 6 : 7, opacity: 0.6,
+        line: { width: kind === "real" ? 0 : 1.4, color: colour },
+      },
+    })),
+    height: 460,
+    numbers: {
+      head: ["domain", "features", "points", "mean along the first", "deviation", "mean along the second", "deviation"],
+      rows: sets.map(({ domain, kind, along: [x, y] }) => [domain, kind, x.length, ...told(x), ...told(y)]),
+    },
+    layout: layout(colours, {
+      showlegend: true, hovermode: "closest", margin: { l: 48, r: 12, t: 34, b: 40 },
+      xaxis: { title: { text: "first direction" }, zeroline: false },
+      yaxis: { title: { text: "second direction" }, zeroline: false },
+    }),
+  };
+}
+
 // ---- confusion matrices --------------------------------------------------------------------------------------------
 
 // The share of a class (down) that is predicted as each class (across); correct is blue, errors are orange. The faintest error

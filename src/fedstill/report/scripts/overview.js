@@ -79,7 +79,7 @@ function drawAll() {
   usePalette(colours().scheme);
   for (const part of [
     drawHead, drawVerdict, drawProblems, drawSwitches, drawTable, drawAccuracyOf, drawCurves, drawDistillation, drawLine,
-    drawTargets, drawAccuracyBars, drawConfusion, drawCost, drawPartition, drawWeights, drawCoverage, drawLosses, drawImages,
-    drawDropped, drawRepeat, drawContents,
+    drawTargets, drawAccuracyBars, drawConfusion, drawCost, drawPartition, drawWeights, drawCoverage, drawFeatures, drawLosses,
+    drawImages, drawDropped, drawRepeat, drawContents,
   ]) part();
 }

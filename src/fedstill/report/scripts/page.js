@@ -36,7 +36,8 @@ async function start() {
   }
   for (const id of [
     "curves-y", "curves-x", "curves-seeds", "curves-full", "distillation-full", "line-method", "confusion-method",
-    "partition-run", "weights-run", "weights-when", "weights-of", "target", "losses-name", "losses-full",
+    "partition-run", "weights-run", "weights-when", "weights-of", "target", "features-method", "losses-name",
+    "losses-full",
   ]) {
     $(id).addEventListener("change", (event) => { state.choices[id] = event.target.value; drawAll(); });
   }

@@ -95,7 +95,10 @@ function drawPartition() {
 }
 
 function drawCoverage() {
-  if (!show("coverage", data.coverages)) return;
+  show("coverage", data.coverages || data.featureMaps.length);
+  show("coverage-words", data.coverages);
+  $("coverage-table").parentElement.hidden = !data.coverages;
+  if (!data.coverages) return;
   const { methods, clients, mean: all, note } = data.coverages;
   const domains = clients.some(({ domain }) => domain);
   const row = (cells, tag = "td") => element("tr", {}, ...cells.map((cell) => element(tag, {}, cell)));
@@ -106,6 +109,17 @@ function drawCoverage() {
       row(["mean", ...(domains ? [""] : []), ...all], "th")),
   );
   $("coverage-note").textContent = note;
+}
+
+function drawFeatures() {
+  if (!show("features-box", data.featureMaps.length)) return;
+  $("features-note").textContent = data.featureMapsNote;
+  const chosen = data.featureMaps[Number(options(
+    "features-method", data.featureMaps.map((found, i) => [String(i), data.methods[found.method].label]),
+  ))];
+  const seed = data.methods[chosen.method].runs.length > 1 && chosen.seed !== null ? `, seed ${chosen.seed}` : "";
+  $("features-explained").textContent = ` (${fixed(100 * chosen.explained, 0)} % of their variance${seed})`;
+  draw($("chart-features"), "real and virtual features by domain", featureMap(chosen.domains, colours()));
 }
 
 function drawImages() {
