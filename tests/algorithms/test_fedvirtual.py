@@ -117,6 +117,14 @@ def test_workers_draw_the_same(tiny: Any, tmp_path: Path) -> None:
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
+def test_the_history_says_what_statistics_reveal_and_whether_they_were_clipped(tiny: Any, tmp_path: Path) -> None:
+    config = settings()
+    config["algorithm"]["source"]["options"]["clip"] = 1.5
+    line = run(tiny(**config, rounds=1), tmp_path).history[-1]
+    assert line["dropped"] == []
+    assert line["statistics"]["reveals"] == "counts, means and covariances of classes, of features clipped to norm 1.5"
+
+
 def test_an_unfrozen_backbone_is_described_as_it_was_received(tiny: Any, tmp_path: Path) -> None:
     config = settings()
     config["model"] = {"name": "mlp", "options": {"hidden": [16]}}

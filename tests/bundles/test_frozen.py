@@ -112,6 +112,11 @@ def test_what_statistics_are_and_reveal_is_said(tmp_path: Path, toy: Path) -> No
     assert "head only, on its packaged weights 'toy'" in told
     assert "statistics of 120 images' features of 96 numbers" in told
     assert "can draw virtual features like theirs" in told
+    assert "of features as they are" in told
+    assert "--clip bounds it" in told
+    clipped = in_words(site(tmp_path, "c", [0, 1, 2], 0, statistics={"clip": 2.5}))
+    assert "no feature counting with a norm above 2.5" in clipped
+    assert "by a bounded amount; no noise hides it" in clipped
     assert "virtual" not in in_words(site(tmp_path, "b", [0, 1, 2], 0, statistics=False))
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedstill.core.errors import FedstillError
+from fedstill.data.samples import Samples
 from fedstill.local.reports.coverage import coverage, covered
-from fedstill.local.reports.statistics import Gaussians, Statistics, described, statistics_fault
+from fedstill.local.reports.moments import Moments, clipped, moments_of
+from fedstill.local.reports.statistics import Gaussians, Statistics, described, site_statistics, statistics_fault
+from fedstill.models import build
 
 
 def features(n: int = 4000) -> torch.Tensor:
@@ -65,6 +69,7 @@ def test_a_state_survives_the_wire() -> None:
         ({"counts": torch.tensor([], dtype=torch.long)}, "describe nothing"),
         ({"labels": torch.tensor([0, 7])}, "classes that do not exist"),
         ({"factors": torch.zeros(2, 5, 4)}, "do not fit each other"),
+        ({"clip": torch.tensor(0.0)}, "not a number above zero"),
         ({"coverage": torch.tensor(1.5)}, "a coverage outside of 0 to 1"),
         ({"coverage": torch.tensor([0.1, 0.1])}, "a coverage outside of 0 to 1"),
     ],
@@ -113,3 +118,55 @@ def test_a_class_of_several_kinds_is_several_gaussians() -> None:
     # no component of a handful of samples leaves the site
     few = described(z[:45], torch.zeros(45, dtype=torch.long), Statistics(components=3))
     assert few.counts.min() >= 10
+
+
+@pytest.mark.parametrize("length", [0.1, 2.0, 1e6])
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_one_sample_changes_the_clipped_sums_by_no_more_than_the_norm_allows(length: float, diagonal: bool) -> None:
+    clip, z, y = 2.0, 5 * features(41).double(), torch.arange(41) % 3
+    z[-1] *= length / z[-1].norm()
+    fewer, more = (moments_of(clipped(z[:n], clip), y[:n], diagonal) for n in (40, 41))
+    for name, bound in (("counts", 1.0), ("sums", clip), ("seconds", clip**2)):
+        change = getattr(more, name) - getattr(fewer, name)
+        assert float(change.norm()) <= bound * (1 + 1e-9), name
+        assert not change[torch.arange(3) != y[-1]].any(), "other classes do not change"
+        if length >= clip:
+            assert float(change.norm()) >= bound * (0.5 if name == "seconds" and diagonal else 1 - 1e-9), "the bound is reached"
+
+
+@pytest.mark.parametrize(("covariance", "rank"), [("full", 16), ("low-rank", 2), ("diagonal", 16)])
+@pytest.mark.parametrize("per_class", [True, False])
+def test_a_mechanism_that_does_nothing_changes_nothing(covariance: str, rank: int, per_class: bool) -> None:
+    z, y = features(60), torch.tensor([0] * 30 + [1] * 20 + [2] * 5 + [3] * 5)
+    options = Statistics(covariance=covariance, rank=rank, per_class=per_class, clip=4.0)
+    plain, released = described(z, y, options), described(z, y, options, lambda moments, clip: moments)
+    assert released.labels.tolist() == plain.labels.tolist() == ([0, 1, -1] if per_class else [-1])
+    assert released.counts.tolist() == plain.counts.tolist()
+    spread = lambda found: torch.diag_embed(found.variances) + found.factors.mT @ found.factors
+    assert torch.allclose(released.means, plain.means, atol=1e-6)
+    assert torch.allclose(spread(released), spread(plain), atol=1e-5)
+    assert float(plain.means.norm(dim=1).max()) <= 4.0 < float(z.mean(0).norm())
+
+
+def test_what_leaves_a_site_is_made_of_what_the_mechanism_returned() -> None:
+    seen: list[float] = []
+
+    def fewer(moments: Moments, clip: float) -> Moments:
+        seen.append(clip)
+        return Moments(moments.labels, moments.counts - 7, 0 * moments.sums, moments.seconds)
+
+    network = build("mlp", classes=2, shape=(1, 1, 3), hidden=[4], seed=0)
+    samples, options = Samples(torch.rand(30, 1, 1, 3), torch.arange(30) % 2), Statistics(clip=0.5, min_samples=8)
+    found = site_statistics(network, samples, options, torch.Generator().manual_seed(0), fewer)
+    assert seen == [0.5]
+    assert found["counts"].tolist() == [8, 8]
+    assert not found["means"].any()
+    assert not bool(found["floor"])
+    assert "coverage" not in found
+    assert float(found["clip"]) == 0.5
+    assert statistics_fault(found, 4, 2, 30) is None
+    none = described(samples.x.flatten(1), samples.y, Statistics(clip=0.5, min_samples=16, rare="leave"), fewer)
+    assert none.counts.shape == (0,)
+    assert none.factors.shape == (0, 3, 3)
+    with pytest.raises(FedstillError, match="bounded norm"):
+        described(samples.x.flatten(1), samples.y, Statistics(), fewer)

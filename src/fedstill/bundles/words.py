@@ -62,6 +62,7 @@ def in_words(bundle: Bundle) -> str:
             "  knows the number of images of each described class, and the mean and variation of their features under the frozen",
             "  trunk; can draw virtual features like theirs, and try to find out whether a given image was among them. This is",
             f"  easier if few images are behind a mean (here at least {least}; without --statistics this is left out)",
+            f"  {_clipping(message.group('statistics'))}",
         ]
     return "\n".join(lines)
 
@@ -81,7 +82,15 @@ def _statistics(part: State) -> str:
     total, size = int(part["counts"].sum()), sum(part[name].numel() for name in ("means", "variances", "factors"))
     apart = f"{groups} classes or groups of rare ones" if bool((part["labels"] >= 0).any()) else "all images together"
     told = f"for {apart} a count, a mean and {kept}"
-    return f"statistics of {total:,} images' features of {width:,} numbers, {told}: {size:,} numbers"
+    norm = f", no feature counting with a norm above {float(part['clip']):g}" if "clip" in part else ", of features as they are"
+    return f"statistics of {total:,} images' features of {width:,} numbers, {told}{norm}: {size:,} numbers"
+
+
+def _clipping(part: State) -> str:
+    """Whether one image can change the statistics without bound."""
+    if "clip" in part:
+        return "one image changes a sum of features by a bounded amount; no noise hides it"
+    return "one unusual image can change them by any amount (--clip bounds it); no noise hides it"
 
 
 def _code(code: str) -> str:

@@ -53,6 +53,9 @@ def pack(
     statistics: Annotated[
         bool, typer.Option("--statistics", help="Describe the site's features under a frozen trunk, to fuse without images.")
     ] = False,
+    clip: Annotated[
+        float | None, typer.Option(help="With --statistics: the largest norm with which an image's feature counts.")
+    ] = None,
     norm: Annotated[str, typer.Option(help="The model's normalisation layers: batch, group or none.")] = "batch",
     option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="An option of the model.")] = None,
     name: Annotated[str | None, typer.Option(help="The site's name; by default the file's name.")] = None,
@@ -91,6 +94,8 @@ def pack(
     reading, others = reading_in(list(set_ or []))
     if others:
         raise FedstillError(f"--set takes options of reading data, such as data.range=[0,4095], not '{others[0]}'")
+    if clip is not None and not statistics:
+        raise FedstillError("--clip is of the features that --statistics describes: give both")
     with progress() as told:
         packed = pack_bundle(
             out,
@@ -108,7 +113,7 @@ def pack(
             mean=None if mean is None else numbers("--mean", mean),
             std=None if std is None else numbers("--std", std),
             train=train,
-            statistics=statistics,
+            statistics={"clip": clip} if clip is not None else statistics,
             name=name,
             counts=counts,
             describe=None if describe is None else [word for word in words(describe) if word != "none"],

@@ -71,7 +71,7 @@ class Line(TypedDict, total=False):
     losses: dict[str, float]
     line: dict[str, Any]  # who judged the points between average and student, their scores, what was delivered and carried
     generator: dict[str, float]  # of a generator's samples: within, between, label_agreement
-    statistics: dict[str, Any]  # of the sites' features: bytes; coverage by client
+    statistics: dict[str, Any]  # of the sites' features: bytes; what they reveal, in words; coverage by client
 
 
 class Summary(TypedDict, total=False):

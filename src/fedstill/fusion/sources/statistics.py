@@ -12,7 +12,7 @@ from fedstill.algorithm import Reply, Round
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
 from fedstill.fusion.sources.contract import SourceContext, source
-from fedstill.local.reports.statistics import Gaussians, statistics_bytes, statistics_shape
+from fedstill.local.reports.statistics import Gaussians, statistics_bytes, statistics_shape, statistics_words
 
 __all__ = ["Virtual", "draw_virtual", "note_statistics"]
 
@@ -44,11 +44,13 @@ def draw_virtual(replies: Sequence[Reply], size: int, shape: Sequence[int], rng:
 
 
 def note_statistics(replies: Sequence[Reply], round: Round) -> None:
-    """Note the size of the sites' statistics, and the share of its features that each covers, if the site reports it."""
+    """Note the size of the sites' statistics, what they reveal in words, and the share of its features that each covers, if the
+    site reports it."""
     parts = {reply.client: reply.part("statistics") for reply in replies}
     told = {client: float(f"{float(part['coverage']):.4f}") for client, part in parts.items() if "coverage" in part}
     size = sum(map(statistics_bytes, parts.values()))
-    round.note(statistics={"bytes": size} | ({"coverage": told} if told else {}))
+    reveals = "; ".join(sorted({statistics_words(part) for part in parts.values()}))
+    round.note(statistics={"bytes": size, "reveals": reveals} | ({"coverage": told} if told else {}))
 
 
 @source("statistics", report="statistics")

@@ -18,11 +18,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fedstill.algorithm import Client
+from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.core.options import Part, Positive
 from fedstill.data.samples import Samples
 from fedstill.local.reports.contract import report
 from fedstill.local.reports.coverage import MOST, covered
+from fedstill.local.reports.moments import Mechanism, clipped, gaussian_of, moments_of
 from fedstill.models.network import Network
 from fedstill.models.predict import apply
 from fedstill.models.trunk import Top
@@ -38,6 +40,7 @@ __all__ = [
     "statistics_bytes",
     "statistics_fault",
     "statistics_shape",
+    "statistics_words",
 ]
 
 
@@ -64,6 +67,10 @@ class Statistics(Part):
     rare: Literal["pool", "leave"] = "pool"
     """What happens to classes with fewer than ``min_samples``. ``pool``: they are described together, without a label, if they
     have enough samples together. ``leave``: they are left out."""
+
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """The largest norm with which a feature counts: longer ones are scaled down to it. This bounds what one sample can change,
+    and hides nothing by itself (docs/privacy.md)."""
 
     coverage: bool = True
     """Whether the site also reports the share of its features that drawn ones cover: one number, for the report's page."""
@@ -110,15 +117,17 @@ class Gaussians:
         return made.clamp_min(0) if self.floor else made, self.labels[group]
 
 
-def described(features: Tensor, labels: Tensor | None, options: Statistics) -> Gaussians:
-    """The Gaussians of features (n, d) with these labels.
+def described(features: Tensor, labels: Tensor | None, options: Statistics, mechanism: Mechanism | None = None) -> Gaussians:
+    """The Gaussians of features (n, d) with these labels; with a ``mechanism``, of what it makes of their moments.
 
     >>> z = torch.tensor([[0.0, 0.0], [2.0, 0.0]]).repeat(5, 1)
     >>> found = described(z, torch.zeros(10, dtype=torch.long), Statistics(covariance="diagonal"))
     >>> found.counts.tolist(), found.means.tolist(), found.variances.tolist()
     ([10], [[1.0, 0.0]], [[1.0, 0.0]])
     """
-    features = features.double()
+    features = clipped(features.double(), options.clip)
+    if mechanism is not None:
+        return _released(features, labels if options.per_class else None, options, mechanism)
     if options.per_class and labels is not None:
         classes = [(int(c), features[labels == c]) for c in labels.unique()]
         groups = [(c, part) for c, own in classes if len(own) >= options.min_samples for part in divided(own, options)]
@@ -128,7 +137,7 @@ def described(features: Tensor, labels: Tensor | None, options: Statistics) -> G
     else:
         groups = [(-1, features)] if len(features) >= options.min_samples else []
     width = features.shape[1]
-    rank = {"diagonal": 0, "low-rank": min(options.rank, width), "full": width}[options.covariance]
+    rank = _rank(options, width)
     means, variances, factors = [], [], []
     for _, own in groups:
         mean = own.mean(0)
@@ -149,6 +158,34 @@ def described(features: Tensor, labels: Tensor | None, options: Statistics) -> G
         torch.stack(variances).float() if groups else torch.zeros(shape),
         torch.stack(factors).float() if groups else torch.zeros(len(groups), rank, width),
         bool((features >= 0).all()),
+    )
+
+
+def _rank(options: Statistics, width: int) -> int:
+    return {"diagonal": 0, "low-rank": min(options.rank, width), "full": width}[options.covariance]
+
+
+def _released(features: Tensor, labels: Tensor | None, options: Statistics, mechanism: Mechanism) -> Gaussians:
+    """The Gaussians of what a mechanism returns. Nothing else looks at the features: which classes are rare is decided by the
+    counts that it returned, and whether a feature may be negative is not said."""
+    if options.clip is None or options.components > 1:
+        raise FedstillError("a mechanism on statistics needs features of bounded norm (clip) and components = 1")
+    rank, width = _rank(options, features.shape[1]), features.shape[1]
+    found = mechanism(moments_of(features, labels, diagonal=not rank), options.clip)
+    often = found.counts >= options.min_samples
+    groups = [(int(found.labels[i]), found.counts[i], found.sums[i], found.seconds[i]) for i in torch.nonzero(often).flatten()]
+    rare = ~often & (found.counts > 0)
+    if options.rare == "pool" and float(found.counts[rare].sum()) >= options.min_samples:
+        groups.append((-1, found.counts[rare].sum(), found.sums[rare].sum(0), found.seconds[rare].sum(0)))
+    made = [gaussian_of(count, total, second, rank) for _, count, total, second in groups]
+    means, variances, factors = zip(*made, strict=True) if made else ((), (), ())
+    return Gaussians(
+        torch.tensor([round(float(count)) for _, count, _, _ in groups], dtype=torch.long),
+        torch.tensor([label for label, *_ in groups], dtype=torch.long),
+        torch.stack(means).float() if made else torch.zeros(0, width),
+        torch.stack(variances).float() if made else torch.zeros(0, width),
+        torch.stack(factors).float() if made else torch.zeros(0, rank, width),
+        False,
     )
 
 
@@ -196,15 +233,23 @@ def reported_statistics(message: Message, client: Client, options: Mapping[str, 
     return site_statistics(network, client.data, wanted, client.rng("coverage"))
 
 
-def site_statistics(network: Network, samples: Samples, options: Statistics, rng: torch.Generator | None = None) -> State:
-    """A site's report on its features: the Gaussians, the digest of a frozen trunk, and, with ``rng`` and if wanted, how well
-    draws cover the features."""
+def site_statistics(
+    network: Network,
+    samples: Samples,
+    options: Statistics,
+    rng: torch.Generator | None = None,
+    mechanism: Mechanism | None = None,
+) -> State:
+    """A site's report on its features: the Gaussians, the norm that features were clipped to, the digest of a frozen trunk, and,
+    with ``rng`` and if wanted, how well draws cover the features. With a ``mechanism`` nothing else of the features is told."""
     features = features_of(network, samples)
-    found = described(features, samples.y, options)
+    found = described(features, samples.y, options, mechanism)
     state = found.state()
+    if options.clip is not None:
+        state["clip"] = torch.tensor(options.clip)
     if isinstance(network, Top):
         state["trunk"] = _mark(network.digest)
-    if rng is not None and options.coverage and len(found.counts):
+    if rng is not None and mechanism is None and options.coverage and len(found.counts):
         drawn, _ = found.draw(min(len(features), MOST), rng)
         state["coverage"] = torch.tensor(covered(features, drawn, rng))
     return state
@@ -252,7 +297,25 @@ def statistics_fault(
     told = part.get("coverage", torch.tensor(0.0))
     if told.numel() != 1 or not 0 <= float(told) <= 1:
         return "its statistics give a coverage outside of 0 to 1"
+    norm = part.get("clip", torch.tensor(1.0))
+    if norm.numel() != 1 or not 0 < float(norm) < math.inf:
+        return "its statistics are clipped to a norm that is not a number above zero"
     return None
+
+
+def statistics_words(part: Mapping[str, Tensor]) -> str:
+    """What a site's statistics tell of it.
+
+    >>> z = torch.rand(20, 3)
+    >>> statistics_words(described(z, torch.arange(20) % 2, Statistics()).state())
+    'counts, means and covariances of classes, of features that were not clipped'
+    >>> statistics_words({**described(z, None, Statistics(covariance="diagonal")).state(), "clip": torch.tensor(2.5)})
+    'counts, means and variances of all samples together, of features clipped to norm 2.5'
+    """
+    whose = "classes" if bool((part["labels"] >= 0).any()) else "all samples together"
+    kept = "covariances" if part["factors"].shape[1] else "variances"
+    norm = f"clipped to norm {float(part['clip']):g}" if "clip" in part else "that were not clipped"
+    return f"counts, means and {kept} of {whose}, of features {norm}"
 
 
 def statistics_shape(task: Task, prototype: str) -> tuple[int, ...]:
