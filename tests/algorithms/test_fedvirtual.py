@@ -46,6 +46,23 @@ def test_sites_give_as_many_features_as_they_have_samples() -> None:
     assert bool(((virtual.samples.x[virtual.origin == 1] - 7).abs() < 2).all())
 
 
+def test_many_features_lie_in_a_file_and_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    replies = [reply("a", 0.0, 90), reply("b", 7.0, 30)]
+    one = draw_virtual(replies, 2000, (3,), torch.Generator().manual_seed(0))
+    monkeypatch.setattr("fedstill.fusion.sources.statistics.PIECE", 100)
+    other = draw_virtual(replies, 2000, (3,), torch.Generator().manual_seed(0))
+    assert torch.equal(one.samples.x, other.samples.x)
+    assert torch.equal(one.labels, other.labels)
+    network = build("mlp", classes=2, shape=(1, 1, 3), hidden=[2], seed=0)
+    teachers = [Teacher(name, lambda: network) for name in "ab"]
+    tables = []
+    for virtual, piece in ((one, 10_000), (other, 64)):
+        monkeypatch.setattr("fedstill.fusion.virtual.PIECE", piece)
+        shaped = Virtual(Samples(virtual.samples.x.view(-1, 1, 1, 3)), virtual.origin, virtual.labels)
+        tables.append(own_table(lambda network: network, teachers, shaped, 2).targets)
+    assert torch.equal(*tables)
+
+
 def test_each_feature_is_labelled_by_the_site_it_comes_from() -> None:
     """One teacher says class 0 of everything, the other class 1."""
     networks = []

@@ -51,6 +51,20 @@ def test_features_behind_a_relu_stay_above_zero() -> None:
         assert bool((found.draw(500, torch.Generator().manual_seed(0))[0] >= 0).all()) is positive
 
 
+@pytest.mark.parametrize("width", [3, 40])
+@pytest.mark.parametrize("covariance", ["low-rank", "diagonal"])
+def test_features_drawn_in_pieces_are_those_of_one_draw(covariance: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    z = torch.rand(60, width, generator=torch.Generator().manual_seed(0))
+    found = described(z, torch.arange(60) % 2, Statistics(covariance=covariance))
+    for size in (10_007, 12_345):
+        drawn, labels = found.draw(size, torch.Generator().manual_seed(1))
+        monkeypatch.setattr("fedstill.local.reports.statistics.PIECE", 2000)
+        pieces, same = found.draw(size, torch.Generator().manual_seed(1))
+        monkeypatch.undo()
+        assert torch.equal(labels, same)
+        assert torch.allclose(drawn, pieces, rtol=0, atol=1e-6)
+
+
 def test_a_state_survives_the_wire() -> None:
     found = described(features(40), torch.arange(40) % 2, Statistics(rank=2))
     again = Gaussians.of(found.state())

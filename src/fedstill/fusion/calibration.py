@@ -70,7 +70,7 @@ def calibrated(
         told = torch.nonzero(virtual.labels >= 0).flatten()  # rare classes described together have no label
         if not len(told):
             raise FedstillError("no client described any class separately, so no head can be calibrated: lower min_samples")
-        z = virtual.samples.take(told)
+        z = virtual.samples.take(told) if len(told) < options.size else virtual.samples
         features = apply(network.features, network, z) if isinstance(network, Top) else z.x
         fit(HeadOnly(network), Samples(features, virtual.labels[told]), local, rng=round.rng("calibrate", name, "fit"))
         found[name] = task.networks.snapshot(name, role="student")

@@ -11,9 +11,11 @@ from fedstill.fusion.ensemble import Table, spread
 from fedstill.fusion.sources.statistics import Virtual
 from fedstill.fusion.teacher import Teacher
 from fedstill.models.network import Network
-from fedstill.models.predict import predict_logits
+from fedstill.models.predict import BATCH, predict_logits
 
 __all__ = ["own_table"]
+
+PIECE = 16 * BATCH  # whole batches, so that predictions are those of all at once
 
 
 def own_table(
@@ -37,6 +39,8 @@ def own_table(
         said = F.one_hot(labels.clamp_min(0), len(places)).float()
         untold = torch.nonzero((labels < 0) | (not by_label)).flatten()
         if len(untold):
-            said[untold] = predict_logits(view(teacher.load()), virtual.samples.take(mine[untold])).softmax(1).cpu()
+            network = view(teacher.load())
+            for some in untold.split(PIECE):  # features may lie in a file: never all of them in memory
+                said[some] = predict_logits(network, virtual.samples.take(mine[some])).softmax(1).cpu()
         targets[mine] = spread(said, places, classes, 0.0)
     return Table(targets, weights)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from fedstill.algorithm import Reply, Round
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
 from fedstill.fusion.sources.contract import SourceContext, source
-from fedstill.local.reports.statistics import Gaussians, statistics_bytes, statistics_shape, statistics_words
+from fedstill.local.reports.statistics import PIECE, Gaussians, statistics_bytes, statistics_shape, statistics_words
 
 __all__ = ["Virtual", "draw_virtual", "note_statistics"]
 
@@ -33,14 +35,19 @@ def draw_virtual(replies: Sequence[Reply], size: int, shape: Sequence[int], rng:
     if not bool(counts.sum() > 0):
         raise FedstillError("no site described any class: each has fewer samples of every class than min_samples")
     origin = torch.multinomial(counts, size, replacement=True, generator=rng).sort().values
-    parts, labels = [], []
-    for k, found in enumerate(described):
-        mine = int((origin == k).sum())
-        if mine:
-            drawn, label = found.draw(mine, rng)
-            parts.append(drawn)
-            labels.append(label)
-    return Virtual(Samples(torch.cat(parts).view(size, *shape)), origin, torch.cat(labels))
+    features = _room(size, described[0].means.shape[1])
+    each = torch.bincount(origin, minlength=len(described)).tolist()
+    parts = zip(described, features.split(each), strict=True)
+    labels = [found.draw_into(mine, rng) for found, mine in parts if len(mine)]
+    return Virtual(Samples(features.view(size, *shape)), origin, torch.cat(labels))
+
+
+def _room(size: int, width: int) -> Tensor:
+    """Where features are drawn to: memory, or for more than a piece a file without a name, which is gone when they are."""
+    if size <= PIECE:
+        return torch.empty(size, width)
+    with tempfile.TemporaryFile() as file:
+        return torch.from_numpy(np.memmap(file, np.float32, "w+", shape=(size, width)))
 
 
 def note_statistics(replies: Sequence[Reply], round: Round) -> None:

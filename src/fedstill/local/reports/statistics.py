@@ -44,6 +44,9 @@ __all__ = [
 ]
 
 
+PIECE = 10_000  # features that are drawn at once
+
+
 class Statistics(Part):
     """How a site's features are described."""
 
@@ -106,15 +109,37 @@ class Gaussians:
         (tensor([[1., 1.],
                 [1., 1.]]), tensor([1, 1]))
         """
-        group = torch.multinomial(self.counts.double(), size, replacement=True, generator=rng)
-        width, rank = self.means.shape[1], self.factors.shape[1]
-        made = self.means[group] + self.variances[group].sqrt() * torch.randn(size, width, generator=rng)
-        if rank:
-            spread = torch.randn(size, rank, generator=rng)
-            for g in group.unique().tolist():  # a group at a time: its factors are not copied for each sample
-                mine = group == g
-                made[mine] += spread[mine] @ self.factors[g]
-        return made.clamp_min(0) if self.floor else made, self.labels[group]
+        made = torch.empty(size, self.means.shape[1])
+        return made, self.draw_into(made, rng)
+
+    def draw_into(self, made: Tensor, rng: torch.Generator) -> Tensor:
+        """Fill ``made`` (size, d), which may lie in a file, with features, a piece at a time; returns their labels."""
+        rank = self.factors.shape[1]
+        group = torch.multinomial(self.counts.double(), len(made), replacement=True, generator=rng)
+        deviations = self.variances.sqrt()
+        pieces = _pieces(len(made))
+        for part, own in zip(made.split(pieces), group.split(pieces), strict=True):
+            torch.randn(part.shape, generator=rng, out=part)
+            part.mul_(deviations[own]).add_(self.means[own])
+        for part, own in zip(made.split(pieces), group.split(pieces), strict=True):
+            spread = torch.randn(len(part), rank, generator=rng)
+            for g in own.unique().tolist() if rank else ():  # a group at a time: its factors are not copied for each sample
+                mine = own == g
+                part[mine] += spread[mine] @ self.factors[g]
+            if self.floor:
+                part.clamp_min_(0)
+        return self.labels[group]
+
+
+def _pieces(size: int) -> list[int]:
+    """The sizes in which features are drawn, so that they are those of one draw: torch fills normal numbers 16 at a time, so a
+    piece has whole sixteens, and what is left over has enough of them.
+
+    >>> _pieces(10_000), _pieces(10_500), _pieces(25_000)
+    ([10000], [10500], [10000, 10000, 5000])
+    """
+    whole = max(1, (size + PIECE - 1000) // PIECE)
+    return [PIECE] * (whole - 1) + [size - PIECE * (whole - 1)]
 
 
 def described(features: Tensor, labels: Tensor | None, options: Statistics, mechanism: Mechanism | None = None) -> Gaussians:
