@@ -82,6 +82,7 @@ def up(page: Page) -> str:
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Equations as MathML, which browsers draw without a script; tables of options marked, so that their text gets room."""
     html = html.replace("<th>values, meaning</th>", '<th class="meaning">values, meaning</th>')
+    html = re.sub(r"<code>[^<]*</code>", lambda found: found[0].replace(r"\|", "|"), html)  # as a table's cell has to write it
     html = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', lambda found: mathml(found[1], "inline"), html, flags=re.S)
     html = re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', lambda found: mathml(found[1], "block"), html, flags=re.S)
     if "arithmatex" in html:
@@ -92,4 +93,6 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 def mathml(latex: str, display: str) -> str:
     """An equation as MathML; a displayed one can be scrolled where the screen is narrow."""
     made = convert(unescape(latex).strip(), display=display)
+    if "\\" in made:
+        raise ValueError(f"a command of this equation is not known: {latex}")
     return made if display == "inline" else f'<div class="equation">{made}</div>'
