@@ -65,7 +65,7 @@ def test_damage_is_told_and_nothing_is_read_outside_of_the_folder(tiny: Any, tmp
     with pytest.raises(FedstillError, match="outside its folder"):
         read_ensemble(folder)
     (folder / INDEX).write_text(json.dumps({**index, "teachers": [{}]}))
-    with pytest.raises(FedstillError, match="not an ensemble"):
+    with pytest.raises(FedstillError, match="not a readable ensemble"):
         read_ensemble(folder)
 
 
