@@ -57,6 +57,8 @@ SKEWED = ("FedAvg", "FedProx", "FedD3A", "FedVirtual", "FedVirtual, labels", "Al
 ABLATIONS: dict[str, dict[str, Any]] = {
     "variances alone": {"source": {"kind": "statistics", "size": 10_000, "options": {"covariance": "diagonal"}}},
     "4 directions": {"source": {"kind": "statistics", "size": 10_000, "options": {"rank": 4}}},
+    "all directions": {"source": {"kind": "statistics", "size": 10_000, "options": {"covariance": "full"}}},
+    "two Gaussians a class": {"source": {"kind": "statistics", "size": 10_000, "options": {"components": 2}}},
     "one Gaussian a site": {"source": {"kind": "statistics", "size": 10_000, "options": {"per_class": False, "rank": 64}}},
     "2,000 draws": {"source": {"kind": "statistics", "size": 2000}},
     "50,000 draws": {"source": {"kind": "statistics", "size": 50_000}},
@@ -77,6 +79,11 @@ def settings(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for row, options in ABLATIONS.items():
         tree = frozen_photos(plan, PHOTOS[0], rounds=1, epochs=30)
         yield row, f"one round {PHOTOS[0]}", {**tree, "algorithm": {"name": "fedvirtual", "line": False, **options}}
+    for noise in (0.0, 0.5, 1.0):
+        tree = frozen_photos(plan, PHOTOS[0], rounds=1, epochs=30)
+        varied = {"source": {"kind": "varied", "size": 4000, "options": {"noise": noise}}}
+        options = {**SYSTEMS["FedD3A"], **varied, "line": False}
+        yield f"FedD3A, noise {noise:g}", f"one round {PHOTOS[0]}", {**tree, "algorithm": options}
     for pool in PHOTOS:
         for row in TEN:
             yield row, f"ten rounds {pool}", {**frozen_photos(plan, pool, rounds=10, epochs=3), "algorithm": ROWS[row]}
