@@ -155,6 +155,7 @@ def test_features_have_the_shape_of_a_trunk_whose_outputs_are_not_kept(tiny: Any
     """The trunk's outputs are images here, not vectors."""
     config = settings(name=name)
     config["algorithm"]["source"]["kind"] = "statistics"
+    config["algorithm"]["distillation"] = {"steps": 3}
     config["model"] = {"name": "resnet8", "train": "last:1", "cache": False}
     line = run(tiny(**config, rounds=1), tmp_path).history[-1]
     assert line["dropped"] == []
