@@ -43,10 +43,15 @@ def figures(
     if not weights and not finished:
         raise FedstillError("nothing to draw: no run has teacher weights by domain or one final model")
     for number, folder in enumerate(finished):
-        name = "features.png" if len(finished) == 1 else f"features-{number}-{folder.parent.name}-{folder.name}.png"
-        path = draw_features(folder, out / name, method=chosen, classes=classes, samples=samples)
+        path = out / _name("features", number, folder, len(finished))
+        draw_features(folder, path, method=chosen, classes=classes, samples=samples)
         console.print(f"written: {path}", soft_wrap=True)
     mapped = [(run.folder, kept) for run in runs if (kept := run.feature_map) is not None]
     for number, (folder, found_map) in enumerate(mapped):
-        name = "features-virtual.png" if len(mapped) == 1 else f"features-virtual-{number}-{folder.parent.name}-{folder.name}.png"
-        console.print(f"written: {draw_virtual_features(found_map, out / name)}", soft_wrap=True)
+        path = out / _name("features-virtual", number, folder, len(mapped))
+        console.print(f"written: {draw_virtual_features(found_map, path)}", soft_wrap=True)
+
+
+def _name(what: str, number: int, folder: Path, of: int) -> str:
+    """The file of one run's figure, with the run's folders in its name if there are several."""
+    return f"{what}.png" if of == 1 else f"{what}-{number}-{folder.parent.name}-{folder.name}.png"

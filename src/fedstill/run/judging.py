@@ -61,15 +61,11 @@ def settle(algorithm: Algorithm, engine: Engine, server: Server, clients: Sequen
                 notes.setdefault("snapshots", {})[name] = _snapshot(name, ends, early, max(on_line), parts)
             if ends.plain is not None:
                 kept = on_line[line.points.index(carried)] if carried in line.points else max(on_line)
-                said = {"delivered": found[-1] > max(found[:-1]), "carried": found[-1] > kept}
-                if said["carried"]:
-                    parts.setdefault(DELIVERED + name, models[name])  # unless a better model is already delivered
-                    models[name] = ends.plain
-                    notes["carried"][name] = 0.0
-                if said["delivered"]:
-                    parts[DELIVERED + name] = ends.plain
-                    notes["delivered"][name] = 0.0
-                notes.setdefault("plain", {})[name] = {"score": _rounded(found[-1]), **said}
+                told = _plain(name, ends.plain, found[-1], max(found[:-1]), kept, models, parts)
+                notes.setdefault("plain", {})[name] = told
+                for what in ("delivered", "carried"):
+                    if told[what]:
+                        notes[what][name] = 0.0
     if done.faults:
         notes["faults"] = done.faults
     round.note(line=notes)
@@ -84,6 +80,19 @@ def _snapshot(name: str, ends: Ends, scores: Sequence[float], best: float, parts
     if taken:
         parts[DELIVERED + name] = dict(ends.snapshots[first])
     return {"scores": [_rounded(score) for score in scores], "delivered": first if taken else None}
+
+
+def _plain(
+    name: str, plain: State, score: float, best: float, kept: float, models: dict[str, State], parts: dict[str, State]
+) -> dict[str, Any]:
+    """Deliver the average by examples if it is better than every other candidate, and carry it on if it is better than the
+    carried point; returns the note about it."""
+    if score > kept:
+        parts.setdefault(DELIVERED + name, models[name])  # unless a better model is already delivered
+        models[name] = plain
+    if score > best:
+        parts[DELIVERED + name] = plain
+    return {"score": _rounded(score), "delivered": score > best, "carried": score > kept}
 
 
 def _rounded(score: float) -> float:

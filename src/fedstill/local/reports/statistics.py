@@ -9,7 +9,7 @@ site.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -175,14 +175,22 @@ def described(features: Tensor, labels: Tensor | None, options: Statistics, mech
         means.append(mean)
         factors.append(kept)
         variances.append((centred.square().sum(0) - kept.square().sum(0)).clamp_min(0))
-    shape = (len(groups), width)
+    made = list(zip(means, variances, factors, strict=True))
+    return _gathered([(len(own), label) for label, own in groups], made, rank, width, floor=bool((features >= 0).all()))
+
+
+def _gathered(
+    groups: Sequence[tuple[int, int]], made: Sequence[tuple[Tensor, Tensor, Tensor]], rank: int, width: int, *, floor: bool
+) -> Gaussians:
+    """Groups of (count, label) and the mean, variances and factors of each; there may be none."""
+    means, variances, factors = zip(*made, strict=True) if made else ((), (), ())
     return Gaussians(
-        torch.tensor([len(own) for _, own in groups], dtype=torch.long),
-        torch.tensor([label for label, _ in groups], dtype=torch.long),
-        torch.stack(means).float() if groups else torch.zeros(shape),
-        torch.stack(variances).float() if groups else torch.zeros(shape),
-        torch.stack(factors).float() if groups else torch.zeros(len(groups), rank, width),
-        bool((features >= 0).all()),
+        torch.tensor([count for count, _ in groups], dtype=torch.long),
+        torch.tensor([label for _, label in groups], dtype=torch.long),
+        torch.stack(means).float() if made else torch.zeros(0, width),
+        torch.stack(variances).float() if made else torch.zeros(0, width),
+        torch.stack(factors).float() if made else torch.zeros(0, rank, width),
+        floor,
     )
 
 
@@ -203,15 +211,7 @@ def _released(features: Tensor, labels: Tensor | None, options: Statistics, mech
     if options.rare == "pool" and float(found.counts[rare].sum()) >= options.min_samples:
         groups.append((-1, found.counts[rare].sum(), found.sums[rare].sum(0), found.seconds[rare].sum(0)))
     made = [gaussian_of(count, total, second, rank) for _, count, total, second in groups]
-    means, variances, factors = zip(*made, strict=True) if made else ((), (), ())
-    return Gaussians(
-        torch.tensor([round(float(count)) for _, count, _, _ in groups], dtype=torch.long),
-        torch.tensor([label for label, *_ in groups], dtype=torch.long),
-        torch.stack(means).float() if made else torch.zeros(0, width),
-        torch.stack(variances).float() if made else torch.zeros(0, width),
-        torch.stack(factors).float() if made else torch.zeros(0, rank, width),
-        False,
-    )
+    return _gathered([(round(float(count)), label) for label, count, _, _ in groups], made, rank, width, floor=False)
 
 
 def divided(features: Tensor, options: Statistics) -> list[Tensor]:
