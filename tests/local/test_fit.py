@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -26,6 +28,39 @@ def samples(n=20):
 
 def network(name="mlp", **options):
     return build(name, classes=3, shape=(1, 4, 4) if name == "mlp" else (1, 8, 8), seed=1, **options)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_an_optimiser_without_the_compiler_takes_torchs_own_steps(name):
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    more = {"momentum": 0.9} if name == "sgd" else {"betas": (0.8, 0.9)}
+    ours, plain = network(), network()
+    options = Optimizer(name=name, lr=0.1, weight_decay=0.01, **more)
+    pairs = [(ours, make_optimizer(options, list(ours.parameters())))]
+    pairs.append((plain, kind(plain.parameters(), lr=0.1, weight_decay=0.01, foreach=True, **more)))
+    for model, optimizer in pairs:
+        assert isinstance(optimizer, kind)
+        for x in torch.linspace(-1, 1, 48).view(3, 1, 1, 4, 4):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
+
+
+START = """
+import sys
+from pathlib import Path
+from fedstill.run.configuration import parse
+from fedstill.run.loop import run
+data = {"domains": ["embedded:optdigits"], "limit": 20, "test_limit": 5}
+run(parse({"rounds": 1, "data": data, "model": {"name": "mlp"}, "local": {"epochs": 1}}), Path(sys.argv[1]))
+print([name for name in ("torch._dynamo", "scipy.optimize", "sklearn", "pandas") if name in sys.modules])
+"""
+
+
+def test_a_run_imports_neither_torchs_compiler_nor_scipy(tmp_path):
+    done = subprocess.run([sys.executable, "-c", START, str(tmp_path / "run")], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
 
 
 def test_fit_takes_the_same_steps_as_plain_sgd():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from fedstill.models.network import Network
 from fedstill.training.options import Optimizer
 
-__all__ = ["Parameters", "by_depth", "make_optimizer", "optimizer_state", "restore_optimizer"]
+__all__ = ["Parameters", "by_depth", "make_optimizer", "optimizer_state", "restore_optimizer", "without_compiler"]
 
 Parameters = Sequence[nn.Parameter] | list[dict[str, Any]]  # or groups of them, each with its rate
 
@@ -35,7 +37,7 @@ def make_optimizer(options: Optimizer, parameters: Parameters, lr: float | None 
     """The torch optimiser that the options name."""
     rate = options.lr if lr is None else lr
     if options.name == "sgd":
-        return torch.optim.SGD(
+        return without_compiler(torch.optim.SGD)(
             parameters,
             lr=rate,
             momentum=options.momentum,
@@ -44,7 +46,21 @@ def make_optimizer(options: Optimizer, parameters: Parameters, lr: float | None 
             foreach=True,
         )
     kind = torch.optim.Adam if options.name == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=rate, betas=options.betas, weight_decay=options.weight_decay, foreach=True)
+    return without_compiler(kind)(parameters, lr=rate, betas=options.betas, weight_decay=options.weight_decay, foreach=True)
+
+
+@cache
+def without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """An optimiser of torch with the same steps, but without what surrounds them for ``torch.compile``: on first use this
+    imports all of torch's compiler, which takes as long as torch itself.
+
+    >>> weight = nn.Parameter(torch.tensor([1.0]))
+    >>> sgd = without_compiler(torch.optim.SGD)([weight], lr=0.1)
+    >>> weight.sum().backward(); _ = sgd.step(); weight.data
+    tensor([0.9000])
+    """
+    plain = {name: unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad", "step")}
+    return type(kind.__name__, (kind,), {**plain, "step": torch.no_grad()(plain["step"])})
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:

@@ -19,7 +19,6 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from fedstill.algorithm import Reply, Round, Server
@@ -208,6 +207,8 @@ def match_rows(rows: Sequence[Tensor], options: Matching, rng: torch.Generator) 
         slots = torch.arange(1, max(room, len(mine) - width) + 1, device=mine.device).double()
         fresh = (mine * one + prior).square().sum(1) / (one + prior_precision) - prior.square().sum() / prior_precision
         new = fresh[:, None] - 2 * slots.log() + 2 * math.log(options.gamma / clients)
+        from scipy.optimize import linear_sum_assignment  # slow
+
         chosen = torch.from_numpy(linear_sum_assignment(torch.cat([gain, new], 1).cpu().numpy(), maximize=True)[1])
         born = torch.unique(chosen[chosen >= width])  # the slots used, renumbered without gaps
         chosen[chosen >= width] = width + torch.searchsorted(born, chosen[chosen >= width])
