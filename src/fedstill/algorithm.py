@@ -32,8 +32,9 @@ from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
 from fedstill.models.generator import Generator
 from fedstill.models.network import Network
-from fedstill.models.predict import accuracy, predict_logits
+from fedstill.models.predict import predict_logits
 from fedstill.task import Task
+from fedstill.task.predictions import right_later
 from fedstill.training.options import Local
 
 __all__ = ["ALGORITHMS", "Algorithm", "Client", "Ends", "Options", "OptionsT", "Reply", "Round", "Scores", "Server", "algorithm"]
@@ -235,6 +236,7 @@ class Algorithm(Generic[OptionsT]):
     needs: ClassVar[Sequence[str]] = ()  # "pool", "target": what the task must have
     everyone: ClassVar[bool] = False  # every client takes part in every round
     has_ensemble: ClassVar[bool] = False  # whether its teachers can be kept as an ensemble
+    sums_models: ClassVar[bool] = False  # whether its server needs no more than the sum of the models (privacy.secure)
     public_structure: ClassVar[bool] = False  # whether the server may have its own architecture, model.student
     Options: type[OptionsT] = Options  # type: ignore[assignment]  # the default of OptionsT
 
@@ -287,10 +289,11 @@ class Algorithm(Generic[OptionsT]):
     def evaluate(self, server: Server) -> Scores:
         """Accuracy on every domain's test set, as the mean over prototypes."""
         size = self.task.config.evaluation.batch_size
-        scores = {
-            name: {domain: accuracy(self.loaded(name, state), test, size) for domain, test in self.task.tests.items()}
-            for name, state in server.models.items()
-        }
+        later: dict[str, dict[str, Callable[[], float]]] = {}
+        for name, state in server.models.items():
+            network = self.loaded(name, state)
+            later[name] = {domain: right_later(self.task, network, test, size) for domain, test in self.task.tests.items()}
+        scores = {name: {domain: wait() for domain, wait in by.items()} for name, by in later.items()}
         domains = {domain: fmean(by[domain] for by in scores.values()) for domain in self.task.tests}
         return Scores(domains, {name: fmean(by.values()) for name, by in scores.items()})
 

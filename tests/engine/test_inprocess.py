@@ -114,13 +114,13 @@ class Killer(FedAvg):
 
 def test_a_worker_that_dies_or_hangs_costs_its_reply(tiny, tmp_path):
     changes = {"data": {"domains": ["embedded:optdigits"]}, "algorithm": {"name": "tests.engine.test_inprocess:Killer"}}
-    result = run(tiny(rounds=2, clients={"per_domain": 4}, engine={"workers": 2}, **changes), tmp_path / "dies")
+    result = run(tiny(rounds=1, clients={"per_domain": 4}, engine={"workers": 2}, **changes), tmp_path / "dies")
     for line in result.history:
         assert line["clients"] == ["optdigits-0", "optdigits-2", "optdigits-3"]
         assert line["dropped"] == [{"client": "optdigits-1", "reason": "its worker process ended with status -9"}]
-    config = tiny(rounds=2, clients={"per_domain": 4, "timeout": 40}, engine={"workers": 2}, **changes)
+    config = tiny(rounds=2, clients={"per_domain": 4, "timeout": 25}, engine={"workers": 2}, **changes)
     first, second = run(config, tmp_path / "hangs").history
-    assert {d["client"]: d["reason"] for d in first["dropped"]}["optdigits-2"] == "no reply within 40 s"
+    assert {d["client"]: d["reason"] for d in first["dropped"]}["optdigits-2"] == "no reply within 25 s"
     assert "optdigits-0" in first["clients"]
     assert [d["client"] for d in second["dropped"]] == ["optdigits-1"]  # nobody pays for the round before
 

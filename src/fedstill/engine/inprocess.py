@@ -16,6 +16,7 @@ from fedstill.core.errors import reason_of
 from fedstill.core.files import naming
 from fedstill.core.message import Message
 from fedstill.engine.exchange import Outcome
+from fedstill.engine.jobs import WorkerJobs
 from fedstill.engine.memory import Memory
 from fedstill.engine.spool import Spool
 from fedstill.engine.turn import client_turn
@@ -38,11 +39,14 @@ class InProcess:
         for worker in self.workers:  # they import and load while the loop gets ready
             with contextlib.suppress(OSError):  # the first job tries again and reports the reason
                 worker.start()
+        self.jobs = WorkerJobs(self.workers) if self.workers else None
+        algorithm.task.jobs = self.jobs
 
     def exchange(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
         """See :class:`fedstill.engine.exchange.Engine`."""
         self.spool.begin(round)
-        if self.workers:
+        if self.jobs is not None:
+            self.jobs.drain()
             yield from self._exchange_workers(round, phase, messages)
         else:
             yield from self._exchange_here(round, phase, messages)
@@ -103,6 +107,9 @@ class InProcess:
 
     def close(self) -> None:
         """Stop the workers and remove the scratch files."""
+        self.algorithm.task.jobs = None
+        if self.jobs is not None:
+            self.jobs.close()
         for worker in self.workers:
             worker.stop()
         self.spool.close()

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def main() -> None:
     from fedstill.core.files import naming
     from fedstill.core.message import Message
     from fedstill.core.registry import import_plugged
+    from fedstill.engine.jobs import mapped
     from fedstill.engine.memory import Memory
     from fedstill.engine.turn import client_turn
     from fedstill.task import Task
@@ -36,12 +38,16 @@ def main() -> None:
     import_plugged(hello["plugins"])
     algorithm = create(Task(Config.model_validate(hello["config"])))
     memory = Memory(Path(hello["folder"]))
-    torch.optim.SGD([torch.zeros(1)])  # the first optimiser of a process imports much of torch: do it now
     for line in sys.stdin.buffer:
         job = json.loads(line)
         try:
             message = Message.load(Path(job["message"]))
-            reply = client_turn(algorithm, job["client"], job["round"], job["phase"], message, memory)
+            if "function" in job:  # the server's work
+                module, _, name = job["function"].partition(":")
+                shared = {key: mapped(about) for key, about in job["shared"].items()}
+                reply = getattr(import_module(module), name)(algorithm.task, message.with_parts(**job["values"]), shared)
+            else:
+                reply = client_turn(algorithm, job["client"], job["round"], job["phase"], message, memory)
             with naming(Path(job["reply"])):
                 Path(job["reply"]).write_bytes(reply.to_bytes())
             answer: dict[str, Any] = {"nbytes": reply.nbytes}

@@ -95,10 +95,17 @@ class Worker:
             stdin.flush()
         return job
 
+    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one job."""
+        one: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        one.put(job)
+        self._send(one)
+        return self._receive()
+
     def _receive(self) -> dict[str, Any]:
         process = self.process
         if process is None:
-            return {"error": "its worker process did not start"}
+            return {"error": "its worker process did not start", "ended": True}
         assert process.stdout is not None
         line = process.stdout.readline()
         if line:
@@ -106,7 +113,7 @@ class Worker:
             return answer
         code = process.wait()
         self._forget()
-        return {"error": f"its worker process ended with status {code}"}
+        return {"error": f"its worker process ended with status {code}", "ended": True}
 
     def _forget(self) -> None:
         """Close the pipes of a process that has ended."""

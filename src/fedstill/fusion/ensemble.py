@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,6 +21,8 @@ from fedstill.fusion.vote_norm import Predict
 from fedstill.fusion.weightings import Ready, Scored, Voting, Weighting
 from fedstill.models.network import Network
 from fedstill.models.predict import BATCH, apply
+from fedstill.task import Task
+from fedstill.task.predictions import streamed
 
 __all__ = ["Space", "SpooledLogits", "Table", "ensemble_table", "scored_table", "spooled_logits", "spread", "summed_space"]
 
@@ -56,6 +58,8 @@ def ensemble_table(
     direction: Literal["forward", "reverse"] = "forward",
     batch_size: int = BATCH,
     progress: Callable[[int, int], None] = lambda done, of: None,
+    task: Task | None = None,
+    logits: Iterable[Tensor] | None = None,
 ) -> Table:
     """The teachers' table over ``samples``.
 
@@ -68,6 +72,9 @@ def ensemble_table(
     If teachers know different classes (``Teacher.places``), each abstains on those it does not know: class ``c`` gets
     ``K / K_c`` times the weighted sum of probabilities, where ``K_c`` is the number of teachers that know it, and rows are
     normalised again. With equal weights that is the mean over the teachers that know the class.
+
+    The workers of ``task``, if it has some, compute the predictions. ``logits``, one tensor per teacher, are used instead if
+    they are known already and the weighting does not ask the networks.
     """
     space = summed_space(space, direction)
     known_by = _known_by(teachers)
@@ -75,17 +82,19 @@ def ensemble_table(
     if silent and space == "logits" and not isinstance(weighting, Voting):
         raise FedstillError("teachers that know different classes can be combined by their probabilities, not by their logits")
     if isinstance(weighting, Voting):
-        return _voted(teachers, samples, weighting, temperature, batch_size, progress, known_by)
+        return _voted(teachers, samples, weighting, temperature, batch_size, progress, known_by, task)
     ready = weighting.weights(samples) if isinstance(weighting, Ready) else None
     total: Tensor | None = None
     columns: list[Tensor] = []
+    if logits is None:
+        logits = streamed(task, [teacher.load for teacher in teachers], samples, batch_size)
+    predictions = iter(logits)
     for k, teacher in enumerate(teachers):
-        network = teacher.load()
         if isinstance(weighting, Scored):
-            outputs, score = _with_scores(network, weighting, k, samples, batch_size)
+            outputs, score = _with_scores(teacher.load(), weighting, k, samples, batch_size)
         else:
             assert ready is not None
-            outputs, score = apply(network, network, samples, batch_size), ready[:, k]
+            outputs, score = next(predictions), ready[:, k]
         if space == "probabilities":
             outputs = (outputs / temperature).softmax(1)
         if teacher.places is not None and known_by is not None:
@@ -182,6 +191,7 @@ def spooled_logits(
     batch_size: int = BATCH,
     progress: Callable[[int, int], None] = lambda done, of: None,
     known_by: Tensor | None = None,
+    task: Task | None = None,
 ) -> Iterator[SpooledLogits]:
     """All teachers' logits on all samples, for votes that need them at once, with one teacher in memory at a time.
 
@@ -191,9 +201,9 @@ def spooled_logits(
     with tempfile.TemporaryFile() as file:
         spool: np.memmap | None = None
         device = torch.device("cpu")
+        predictions = streamed(task, [teacher.load for teacher in teachers], samples, batch_size)
         for k, teacher in enumerate(teachers):
-            network = teacher.load()
-            logits = predict(k, network, samples) if predict is not None else apply(network, network, samples, batch_size)
+            logits = predict(k, teacher.load(), samples) if predict is not None else next(predictions)
             device = logits.device
             if teacher.places is not None and known_by is not None:
                 # only the log-probabilities of teachers with different classes are comparable
@@ -214,6 +224,7 @@ def _voted(
     batch_size: int,
     progress: Callable[[int, int], None],
     known_by: Tensor | None,
+    task: Task | None,
 ) -> Table:
     """The table of a vote, which needs every teacher's prediction on a sample at once."""
     if torch.compiler.is_exporting() and known_by is None:  # an exported program has all teachers in memory
@@ -221,7 +232,13 @@ def _voted(
         ballot = weighting.vote(torch.stack([apply(network, network, samples) for network in networks]) / temperature)
         return Table(ballot.targets, ballot.weights, ballot.sample_weight)
     spooling = spooled_logits(
-        teachers, samples, predict=weighting.predict, batch_size=batch_size, progress=progress, known_by=known_by
+        teachers,
+        samples,
+        predict=weighting.predict,
+        batch_size=batch_size,
+        progress=progress,
+        known_by=known_by,
+        task=task,
     )
     with spooling as spooled:
         slices = [weighting.vote(logits / temperature) for logits in spooled.slices(batch_size)]

@@ -78,6 +78,10 @@ class Networks:
                 tensor.copy_(state[name])
         return network
 
+    def named(self, network: Network) -> tuple[str, str] | None:
+        """The architecture and role of one of these networks; None if it is not one of them."""
+        return next((key for key, one in self._networks.items() if one is network), None)
+
     def snapshot(self, prototype: str, role: str = "") -> State:
         """An independent copy of that network's present weights."""
         return clone(self._tensors(prototype, role))

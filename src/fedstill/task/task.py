@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedstill.config.tables import Config
 from fedstill.core.errors import FedstillError
+from fedstill.core.jobs import Jobs
 from fedstill.core.streams import numpy_stream
 from fedstill.data.inputs import Preprocessing
 from fedstill.data.loading import load_domains
@@ -69,6 +70,7 @@ class Task:
     (['optdigits-0', 'optdigits-1'], (1, 8, 8))
     """
 
+    jobs: Jobs | None = None  # worker processes that the server may use, if the engine has some
     measurable = True  # whether the clients' data is here, so that a step of their training can be timed
 
     def __init__(self, config: Config):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -16,15 +18,18 @@ from torch import Tensor
 from fedstill.algorithm import Reply, Round, Scores
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State, clone
+from fedstill.core.streams import seeded
 from fedstill.data.samples import Samples
+from fedstill.fusion.distillation.apart import Learned, learn_later
 from fedstill.fusion.distillation.distil import distil
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Space, Table, ensemble_table
 from fedstill.fusion.teacher import Teacher
-from fedstill.fusion.weightings import Weighting
+from fedstill.fusion.weightings import Ready, Voting, Weighting
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy
 from fedstill.task import Task
+from fedstill.task.predictions import Later, ahead, predict_later, right_later
 
 __all__ = ["learn", "note_ceiling", "note_merged", "note_weights", "transfer"]
 
@@ -60,6 +65,7 @@ def transfer(
         space=space,
         temperature=options.temperature,
         direction=options.direction,
+        task=task,
     )
     table: Table | Callable[[Tensor], Table]
     heard = Heard([teacher.name for teacher in teachers])
@@ -69,16 +75,30 @@ def transfer(
         table = table_of(samples, progress=partial(round.progress, "teachers"))
         note_weights(task, teachers, table, samples, round)
     held = None
+    private = isinstance(weighting, Voting) and weighting.private
+    if private and isinstance(table, Table):  # samples without an answer are left out
+        assert table.sample_weight is not None
+        heard_of = torch.nonzero(table.sample_weight.cpu() > 0).flatten()
+        if not len(heard_of):
+            round.notes.setdefault("warnings", []).append(f"round {round.number}: no sample was answered, nothing is learned")
+            note_merged(task, models, round)
+            return {name: clone(state) for name, state in models.items()}, None
+        samples, table = samples.take(heard_of), table.take(heard_of)
     if hold and isinstance(table, Table):
         order = torch.randperm(len(samples), generator=round.rng("judge"))
         some, rest = order[: math.ceil(hold * len(samples))], order[math.ceil(hold * len(samples)) :]
         held = samples.take(some), table.targets[some.to(table.targets.device)]
         samples, table = samples.take(rest), table.take(rest)
+    alone = private or not ahead(task)  # otherwise workers measure while students learn
+    asked = None if alone else Asked(task, models, teachers, weighting, round)
     students = learn(task, models, samples, table, options, round, view=view, inputs=inputs, snapshots=snapshots)
     if heard.samples:
         round.note(weights=heard.means())
     # measured last, so that a weighting that draws at random gives the same model whether or not it is measured
-    note_ceiling(task, models, teachers, weighting, options, round, space)
+    if private:
+        note_merged(task, models, round)  # the ensemble is not asked about test samples
+    else:
+        note_ceiling(task, models, teachers, weighting, options, round, space, asked)
     return students, held
 
 
@@ -129,19 +149,30 @@ def learn(
     """The students' part of :func:`transfer`, for a table that already exists."""
     students: dict[str, State] = {}
     losses: dict[str, dict[str, Any]] = {}
+    whole = all(view(student) is student for student in map(partial(task.networks.get, role="student"), models))
+    later: dict[str, Callable[[], Learned]] = {}
+    if len(models) > 1 and whole and isinstance(table, Table) and task.jobs is not None and task.device.type == "cpu":
+        later = learn_later(task, models, samples, table, options, round, snapshots)
     for name, start in models.items():
-        student = task.networks.load(name, start, role="student")
-        done = distil(
-            view(student),
-            samples,
-            table,
-            options,
-            rng=round.rng("distil", name),
-            validation=task.validation if view(student) is student else None,
-            inputs=inputs,
-            snapshots=snapshots,
-            progress=partial(round.progress, f"distil {name}"),
-        )
+        if name in later:
+            done, students[name] = later[name]()
+        else:
+            student = task.networks.load(name, start, role="student")
+            # one of several students draws from a stream of its own, since they may learn in different processes
+            drawn = seeded(task.seed, "distil", name, round.number, device=task.device) if len(models) > 1 else nullcontext()
+            with drawn:
+                done = distil(
+                    view(student),
+                    samples,
+                    table,
+                    options,
+                    rng=round.rng("distil", name),
+                    validation=task.validation if view(student) is student else None,
+                    inputs=inputs,
+                    snapshots=snapshots,
+                    progress=partial(round.progress, f"distil {name}"),
+                )
+            students[name] = clone(student.state_dict())
         if not math.isfinite(done.last_loss):
             raise FedstillError(
                 f"round {round.number}: distillation of {name} diverged (loss {done.last_loss}) after {done.steps} steps; "
@@ -155,7 +186,6 @@ def learn(
             hint = "the merged model is kept" if done.kept == "merged" else "keep_if_worse = 'merged' would keep the merged model"
             text = f"round {round.number}: {fell}; {hint}"
             round.notes.setdefault("warnings", []).append(text)
-        students[name] = clone(student.state_dict())
         round.snapshots[name] = [_named_like(students[name], taken) for taken in done.snapshots]
     round.note(distillation=losses)
     return students
@@ -178,13 +208,14 @@ def note_ceiling(
     options: Distillation,
     round: Round,
     space: Space,
+    asked: Asked | None = None,
 ) -> None:
     """Note the accuracy before distillation (``merged_accuracy``) and of the ensemble, its ceiling (``ensemble_accuracy``)."""
-    if not note_merged(task, models, round):
+    if not note_merged(task, models, round, asked.merged if asked is not None else None):
         return
     clock = time.perf_counter()
     tests = [test for test in task.tests.values() if test.y is not None]
-    together = Samples(torch.cat([test.x for test in tests]))
+    together = asked.samples if asked is not None else tested(task)
     table = ensemble_table(
         teachers,
         together,
@@ -193,6 +224,8 @@ def note_ceiling(
         temperature=options.temperature,
         direction=options.direction,
         batch_size=task.config.evaluation.batch_size,
+        task=task,
+        logits=(wait() for wait in asked.logits) if asked is not None and asked.logits is not None else None,
     )
     right = table.targets.argmax(1).cpu() == torch.cat([test.y for test in tests if test.y is not None])
     by_domain = [float(part.double().mean()) for part in right.split([len(test) for test in tests])]
@@ -202,20 +235,65 @@ def note_ceiling(
     )
 
 
-def note_merged(task: Task, models: Mapping[str, State], round: Round) -> bool:
-    """Note the accuracy before distillation, in rounds that measure it; returns whether this round does."""
+def tested(task: Task) -> Samples:
+    """The labelled test samples of all domains together; the same tensor in every round, so that workers get it only once."""
+    found = [test.x for test in task.tests.values() if test.y is not None]
+    if task.jobs is None:
+        return Samples(torch.cat(found))
+    if task not in _TESTED:
+        _TESTED[task] = torch.cat(found)
+    return Samples(_TESTED[task])
+
+
+_TESTED: WeakKeyDictionary[Task, Tensor] = WeakKeyDictionary()
+
+
+def measured(task: Task, round: Round) -> bool:
+    """Whether the averages and the ensemble are measured in this round."""
     evaluation = task.config.evaluation
-    if not evaluation.ensemble or not task.tests or not evaluation.due(round.number, round.total):
+    return evaluation.ensemble and bool(task.tests) and evaluation.due(round.number, round.total)
+
+
+class Asked:
+    """What workers compute on the test sets while the students learn: the averages' accuracies and the teachers' logits."""
+
+    def __init__(self, task: Task, models: Mapping[str, State], teachers: Sequence[Teacher], weighting: Weighting, round: Round):
+        self.merged: Merged | None = None
+        self.logits: list[Later] | None = None
+        self.samples = Samples(torch.empty(0))
+        if not measured(task, round):
+            return
+        size = task.config.evaluation.batch_size
+        self.merged = merged_later(task, models)
+        self.samples = tested(task)
+        sent = sum(t.numel() * t.element_size() for state in models.values() for t in state.values()) * len(teachers)
+        if isinstance(weighting, Ready) and sent <= MOST:
+            self.logits = [predict_later(task, teacher.load(), self.samples, size) for teacher in teachers]
+
+
+MOST = 1 << 30  # bytes of teachers' weights that may wait for a worker
+Merged = dict[str, list[Callable[[], float]]]  # by domain, one for each model
+
+
+def merged_later(task: Task, models: Mapping[str, State]) -> Merged:
+    """The accuracy of every model on every domain."""
+    size = task.config.evaluation.batch_size
+    found: Merged = {domain: [] for domain in task.tests}
+    for name, state in models.items():
+        network = task.networks.load(name, state, role="student")
+        for domain, test in task.tests.items():
+            found[domain].append(right_later(task, network, test, size))
+    return found
+
+
+def note_merged(task: Task, models: Mapping[str, State], round: Round, later: Merged | None = None) -> bool:
+    """Note the accuracy before distillation, in rounds that measure it; returns whether this round does."""
+    if not measured(task, round):
         round.note(merged_accuracy=None)  # not measured, so the accuracy after distillation must not stand in for it
         return False
     clock = time.perf_counter()
-    size, load = evaluation.batch_size, partial(task.networks.load, role="student")
-    merged = Scores(
-        {
-            domain: fmean(accuracy(load(name, state), test, size) for name, state in models.items())
-            for domain, test in task.tests.items()
-        }
-    )
+    later = merged_later(task, models) if later is None else later
+    merged = Scores({domain: fmean(wait() for wait in found) for domain, found in later.items()})
     spent = time.perf_counter() - clock
     round.note(merged_accuracy=merged.mean, evaluate_seconds=round.notes.get("evaluate_seconds", 0.0) + spent)
     return True

@@ -95,6 +95,7 @@ class Ballot:
 class Voting:
     """All teachers' logits on a sample at once."""
 
+    private: bool = False  # whether it answers with stated privacy, so that nothing else may be asked of the teachers
     predict: Predict | None = None  # how a teacher's logits are computed, if they are not its usual predictions
 
     def voters(self, context: WeightingContext, norm: VoteNorm | None) -> None:

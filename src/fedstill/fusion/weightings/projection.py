@@ -13,7 +13,7 @@ from fedstill.data.samples import Samples
 from fedstill.fusion.weightings.contract import COMMON, Ready, WeightingContext, weighting
 from fedstill.local.reports.projection import Projection, fault, project
 from fedstill.models.network import Network
-from fedstill.models.predict import apply
+from fedstill.task.predictions import predict_later
 
 __all__ = ["OneHot", "Soft", "one_hot_weights", "proximity", "soft_weights"]
 
@@ -89,7 +89,7 @@ class _Projected(Ready):
         order: list[int] = []
         for key in dict.fromkeys(keys):
             network = self._network(key)
-            z = apply(network.features, network, samples)
+            z = predict_later(self.task, network, samples, what="features")()
             mine = [k for k, other in enumerate(keys) if other == key]
             sent = [self.replies[k].part("projection") for k in mine]
             for k, matrix in zip(mine, sent, strict=True):
