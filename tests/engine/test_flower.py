@@ -119,6 +119,31 @@ def test_the_weights_are_those_of_one_process(name, tmp_path):
     assert [line["bytes_up"] for line in here.history] == [line["bytes_up"] for line in there.history]
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_secure_sum_over_flower_is_the_plain_one_though_a_node_is_lost(lost, tmp_path):
+    pytest.importorskip("cryptography")
+    setup = config("moon", clients={"per_domain": 2, "timeout": 0.5}, privacy={"secure": {"threshold": 0.5}}, rounds=2)
+    plain = setup.model_copy(update={"privacy": type(setup.privacy)()})
+    kind = {True: "model", False: "masked"}
+    nodes = [{"partition-id": n, "num-partitions": 4} for n in range(4)]
+
+    def learned(config, folder):
+        def spoil(node, message, reply):
+            gone = (
+                lost
+                and node == 102
+                and message.metadata.message_type == "train"
+                and kind[config is plain] in from_records(reply.content).groups()
+            )
+            return None if gone else reply
+
+        return over(LocalGrid(client_app(), nodes, spoil), config, tmp_path / folder, nodes=4)
+
+    safe, open_ = learned(setup, "safe"), learned(plain, "plain")
+    same(safe.server.models["mlp"], open_.server.models["mlp"], 1e-6)
+    assert [line["secure"]["summed"] for line in safe.history] == [4 - lost] * 2
+
+
 def test_nodes_with_data_of_their_own_learn_the_same_and_judge_it_themselves(tmp_path):
     # named like the partition's clients, the nodes draw the same random numbers
     nodes = [{"data": source, "domain": source[9:], "client": f"{source[9:]}-0"} for source in DOMAINS]

@@ -4,7 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstill.local.masking import PRIME, SCALE, key_pair, masked, unmasked_sum
+from fedstill.local.masking import FixedPoint, expanded, key_pair, masked, public_key, unmasked_sum
+
+SCALE = FixedPoint().scale
 
 
 def everyone(names):
@@ -12,9 +14,11 @@ def everyone(names):
     return {n: s for n, (s, _) in pairs.items()}, {n: p for n, (_, p) in pairs.items()}
 
 
-def test_the_group_is_a_safe_prime():
-    for number in (PRIME, (PRIME - 1) // 2):
-        assert pow(3, number - 1, number) == 1
+def test_keys_and_streams_are_those_of_the_standards():
+    once = public_key(9).to_bytes(32, "little")  # RFC 7748, 5.2: one iteration
+    assert once.hex() == "422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079"
+    stream = expanded(bytes(32), (2,)).numpy().tobytes()  # RFC 8439, A.1, test vector 1
+    assert stream.hex() == "76b8e0ada0f13d90405d6ae55386bd28"
 
 
 def test_masks_cancel_exactly_for_any_number_of_clients():

@@ -56,7 +56,14 @@ def test_every_system_takes_vectors(tmp_path, name):
 
 @pytest.mark.parametrize("name", sorted(weightings()))
 def test_every_weighting_takes_vectors(tmp_path, name):
-    assert len(ran(tmp_path, "feddf", f"algorithm.weighting={name}").history) == 2
+    private = "privacy.votes={ sigma = 1.0, sigma_threshold = 1.0, threshold = 0.0 }"  # not by its name: fuse alone takes that
+    settings = [private, "algorithm.line=false"] if name == "private-votes" else [f"algorithm.weighting={name}"]
+    assert len(ran(tmp_path, "feddf", *settings).history) == 2
+
+
+def test_private_votes_by_name_are_for_fuse(tmp_path):
+    with pytest.raises(FedstillError, match="in a run, set privacy.votes"):
+        ran(tmp_path, "feddf", "algorithm.weighting=private-votes")
 
 
 def test_a_generator_of_vectors_can_be_distilled_on_later(tmp_path):

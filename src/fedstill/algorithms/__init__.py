@@ -39,4 +39,12 @@ def create(task: Task) -> Algorithm:
         raise FedstillError(f"{kind.name} adapts to an unlabelled target domain: set data.target")
     if "generator" in kind.needs:
         check_generated(task, kind.name)
+    if task.config.privacy.secure is not None and not kind.sums_models:
+        summed = ", ".join(name for name, other in algorithms().items() if other.sums_models)
+        raise FedstillError(
+            f"privacy.secure shows the server only a sum of models, and {kind.name} needs more than that from each client: "
+            f"use {summed}" + (", or algorithm.secure = true" if kind.name == "dafkd" else "")
+        )
+    if task.config.privacy.votes is not None and kind.name != "feddf":
+        raise FedstillError(f"privacy.votes is for feddf, whose student can learn from votes alone; {kind.name} needs more")
     return kind(task, options_of(task.config.algorithm))

@@ -16,6 +16,7 @@ class Counting(FedAvg[FedAvgT]):
     """FedAvg with label counts in the replies (which reveal each client's label histogram) and a generator on the server."""
 
     calibrates = False
+    sums_models = False
 
     def generator(self, state: State | None = None) -> Generator:
         """The generator, with ``state`` or its initial weights."""

@@ -131,7 +131,7 @@ def masked_weights(system: DaFKD, message: Message, client: Client) -> Message:
         samples=len(client.data),
     )
     spent = ("made",) if system.distils(client.round) else ("made", "trained", "secret")
-    client.memory = forgotten(client.memory, *spent)
+    client.memory = client.memory.without(*spent)
     return reply
 
 
@@ -159,21 +159,13 @@ def masked_predictions(system: DaFKD, message: Message, client: Client) -> Messa
 
     secret = int(str(client.memory.values["secret"]), 16)
     hidden = masked(apply(products, network, samples), client.id, secret, keys_in(message), f"round {client.round} answers")
-    client.memory = forgotten(client.memory, "trained", "secret")
+    client.memory = client.memory.without("trained", "secret")
     return Message.of(answers={"masked": hidden}, samples=len(client.data))
 
 
 def keys_in(message: Message) -> dict[str, int]:
     """All clients' public keys, as sent by the server."""
     return {name: int(key, 16) for name, key in json.loads(str(message.values["keys"])).items()}
-
-
-def forgotten(memory: Message, *names: str) -> Message:
-    """A client's memory without these groups and values."""
-    return Message(
-        {name: tensor for name, tensor in memory.tensors.items() if name.split("/")[0] not in names},
-        {name: value for name, value in memory.values.items() if name not in names},
-    )
 
 
 # -- in the server -----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import ClassVar
 from typing_extensions import TypeVar
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
+from fedstill.algorithms import secure_average
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
 from fedstill.fusion.calibration import Calibration, calibrated
@@ -56,6 +57,7 @@ class FedAvg(Algorithm[FedAvgT]):
     title = "FedAvg"
     paper = "McMahan et al., AISTATS 2017"
     parts = {"merge": "average by examples"}
+    sums_models = True
     calibrates: ClassVar[bool] = True  # whether the head of its average can be retrained
     Options: type[FedAvgT] = FedAvgOptions  # type: ignore[assignment]  # the default of FedAvgT
 
@@ -64,15 +66,29 @@ class FedAvg(Algorithm[FedAvgT]):
         check_worst(task, self.options.drop_worst)
         if self.options.calibrate and not self.calibrates:
             raise FedstillError(f"{self.title} already trains the average further: remove calibrate")
+        self.secure = task.config.privacy.secure is not None
+        if self.secure:
+            single = {"drop_worst": self.options.drop_worst, "calibrate": self.options.calibrate}
+            secure_average.check(task, self.options.merge, next((name for name, given in single.items() if given), None))
 
     def phases(self, round: int) -> Sequence[str]:
-        """One exchange, and another if the head is then calibrated."""
+        """One exchange, and another if the head is then calibrated; four for a secure sum."""
+        if self.secure:
+            return secure_average.PHASES
         due = self.options.calibration.when == "every" or round == self.task.config.rounds
         return ("train", DESCRIBE) if self.options.calibrate and due else ("train",)
 
     def required(self, phase: str) -> Sequence[str]:
-        """Statistics in the second exchange, otherwise the model."""
+        """Statistics in the second exchange, otherwise the model; no model if the sum is secure."""
+        if self.secure:
+            return secure_average.required(phase)
         return ("statistics",) if phase == DESCRIBE else super().required(phase)
+
+    def instruct(self, server: Server, client: str, round: Round) -> Message:
+        """The weights; in the later exchanges of a secure sum, what those need."""
+        if self.secure and round.phase != secure_average.FIRST:
+            return secure_average.instruct(self, server, client, round)
+        return super().instruct(server, client, round)
 
     def terms(self, message: Message, client: Client) -> Sequence[Term]:
         """The terms of the local objective besides cross-entropy."""
@@ -83,19 +99,26 @@ class FedAvg(Algorithm[FedAvgT]):
         if phase == DESCRIBE:
             wanted = self.options.calibration.statistics.model_dump()
             return Message.of(statistics=make_report("statistics", message, client, wanted), samples=len(client.data))
-        return self.update(message, client)
+        if self.secure and phase != secure_average.FIRST:
+            return secure_average.train(message, client, phase)
+        reply = self.update(message, client)
+        return secure_average.withhold(reply, client) if self.secure else reply
 
     def update(self, message: Message, client: Client) -> Message:
         """Local SGD."""
         return local_update(message, client, self.terms(message, client))
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
-        """A reply whose statistics cannot be used is dropped."""
+        """A reply whose statistics cannot be used is dropped, and so is a faulty part of a secure sum."""
+        if self.secure:
+            return secure_average.fault(self, server, client, message)
         part = message.group("statistics")
         return reply_fault(self.task, client, part) if part else None
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """The weighted average, prototype by prototype; with ``calibrate``, its head is then calibrated."""
+        if self.secure:
+            return secure_average.fuse(self, server, replies, round, self.options.merge, self.averaged)
         if round.phase == DESCRIBE:
             note_merged(self.task, server.models, round)
             models = calibrated(self.task, server.models, replies, self.options.calibration, round)

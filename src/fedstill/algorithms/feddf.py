@@ -18,6 +18,7 @@ from typing_extensions import TypeVar
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
 from fedstill.algorithms.moon import Contrastive, contrastive_terms
+from fedstill.algorithms.private_votes import check_votes, note_votes, private_votes
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.core.options import Part, validated
@@ -34,6 +35,8 @@ from fedstill.fusion.sources.generator import Frozen, check_range, frozen_genera
 from fedstill.fusion.sources.statistics import note_statistics
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.weightings import Weighting, WeightingContext, fault_of, make_weighting, options_kind, report_of
+from fedstill.fusion.weightings.private_votes import NAME as PRIVATE_VOTES
+from fedstill.fusion.weightings.private_votes import PrivateVotes
 from fedstill.fusion.worst import DropWorst, check_worst, drop_teachers, drop_worst
 from fedstill.local.reports import after_training, make_report
 from fedstill.local.reports.statistics import reply_fault
@@ -99,6 +102,8 @@ class FedDFOptions(Options):
     @model_validator(mode="after")
     def _resolve(self) -> FedDFOptions:
         """Check and complete the weighting's options."""
+        if self.weighting == PRIVATE_VOTES:
+            raise FedstillError(f"weighting = '{PRIVATE_VOTES}' is for fuse; in a run, set privacy.votes")
         kind = options_kind(self.weighting)
         if kind is not None:
             found = validated(kind, self.weighting_options, "algorithm.weighting_options")
@@ -160,6 +165,7 @@ class FedDF(Algorithm[FedDFT]):
         if self.options.source.kind in ("data", "mixture") and self.needs_pool(task):
             raise FedstillError(f"{self.name} distils on unlabelled data: set data.server, data.target or data.holdout")
         check_source(self.options.source, task)
+        check_votes(self)
         if self.report == "projection" and task.config.model.buffers == "local":
             raise FedstillError(
                 f"weighting = '{self.options.weighting}' compares features under one backbone, but model.buffers = 'local' gives "
@@ -274,9 +280,10 @@ class FedDF(Algorithm[FedDFT]):
             else None,
             snapshots=self.snapshots,
         )
+        values = server.values if not isinstance(weighting, PrivateVotes) else note_votes(self, weighting, server, round)
         if not self.personal:  # a public structure is not an average of clients
             round.offer(merged, models, held)
-        return Server({**merged, **models}, server.parts, server.values)
+        return Server({**merged, **models}, server.parts, values)
 
     @property
     def snapshots(self) -> int:
@@ -342,6 +349,8 @@ class FedDF(Algorithm[FedDFT]):
         )
         if self.task.config.evaluation.keep_ensemble and round.number == round.total:
             round.speakers = speakers_of(self.task, self.options, self.settings, server, teachers, round)
+        if self.task.config.privacy.votes is not None:
+            return private_votes(self.task.config.privacy.votes, context, server)
         return make_weighting(self.options.weighting, context)
 
     def distillation(self, round: Round) -> Distillation:

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedstill.cli.options import reading_in
 from fedstill.cli.progress import progress
 from fedstill.config.trees import settings
-from fedstill.core.console import console
+from fedstill.core.console import console, remark
 from fedstill.core.errors import FedstillError
 
 if TYPE_CHECKING:  # slow: imports torch
@@ -68,8 +68,8 @@ def fuse(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="An option of the distillation, e.g. --set temperature=2 --set optimizer.lr=0.01, or of reading images, "
-            "e.g. --set data.range=[0,4095].",
+            help="An option of the distillation, e.g. --set temperature=2 --set optimizer.lr=0.01, of reading images, "
+            "e.g. --set data.range=[0,4095], or of private votes, e.g. --set privacy.votes.sigma=20.",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="The device to compute on: cpu, cuda, ...")] = "cpu",
@@ -84,6 +84,13 @@ def fuse(
     from fedstill.fusion.ensemble import Space  # slow
 
     reading, learning = reading_in(list(set_ or []))
+    asked = [text for text in learning if text.strip().startswith("privacy.votes.")]
+    votes = settings({}, asked).get("privacy", {}).get("votes", {})
+    if votes:
+        if weighting not in ("uniform", "private-votes"):
+            raise FedstillError(f"privacy.votes counts every teacher's vote once: remove --weighting {weighting}")
+        weighting = "private-votes"
+    learning = [text for text in learning if text not in asked]
     check_target(out)
     if onnx:
         check_onnx()
@@ -95,6 +102,7 @@ def fuse(
             unlabelled or None,
             student,
             weighting=weighting,
+            weighting_options=votes or None,
             validation=validation or None,
             ensemble=ensemble,  # type: ignore[arg-type]
             targets=targets,  # type: ignore[arg-type]
@@ -130,6 +138,10 @@ def _say(fused: Fused) -> None:
         for row in rows[1:]:
             shown.add_row(*row)
         console.print(shown)
+    if "votes" in fused.settings:
+        from fedstill.run.show import votes_in_words  # slow: imports torch
+
+        remark(votes_in_words(fused.settings["votes"]))
     done = fused.distilled
     console.print(
         f"the student started from {fused.start} and took {done.steps} steps; divergence from the ensemble "

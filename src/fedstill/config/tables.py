@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, field_validator, model_validator
 
+from fedstill.config.secure import Secure
+from fedstill.config.votes import Votes
 from fedstill.core.options import Part, Positive
 from fedstill.data.partition import Partition
 from fedstill.data.reading import Reading
@@ -239,6 +241,16 @@ class Evaluation(Part):
         return round % self.every == 0 or round == rounds
 
 
+class Privacy(Part):
+    """What limits what the server learns about a client."""
+
+    secure: Secure | None = None
+    """Sums that hide single models from the server; ``{}`` takes its defaults."""
+
+    votes: Votes | None = None
+    """Noised votes of the teachers about the pool (FedDF): the student's epsilon is stated."""
+
+
 class Config(Part):
     """The configuration of a run."""
 
@@ -268,6 +280,9 @@ class Config(Part):
 
     evaluation: Evaluation = Evaluation()
     """What is measured, and how often."""
+
+    privacy: Privacy = Privacy()
+    """What limits what the server learns about a client (docs/privacy.md)."""
 
     @field_validator("algorithm")
     @classmethod

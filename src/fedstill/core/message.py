@@ -59,6 +59,17 @@ class Message:
         more = Message.of(**parts)
         return Message({**self.tensors, **more.tensors}, {**self.values, **more.values})
 
+    def without(self, *names: str) -> Message:
+        """A copy without these groups and values.
+
+        >>> Message.of(samples=7, secret="1").without("secret").values
+        {'samples': 7}
+        """
+        return Message(
+            {name: tensor for name, tensor in self.tensors.items() if name.split("/", 1)[0] not in names},
+            {name: value for name, value in self.values.items() if name not in names},
+        )
+
     def groups(self) -> list[str]:
         """The names of the tensor groups, in order of appearance."""
         return list(dict.fromkeys(name.split("/", 1)[0] for name in self.tensors))

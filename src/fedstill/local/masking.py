@@ -1,14 +1,16 @@
-"""Secure sums by pairwise masks: every pair of clients agrees on a mask that one adds and the other subtracts.
+"""Masks for secure sums: every pair of clients agrees on a mask that one adds and the other subtracts.
 
-Numbers become integers modulo 2^64, so masks cancel exactly and a masked number is uniform whatever it hides. The masks come
-from a Diffie-Hellman exchange (the 2048-bit group of RFC 3526) expanded by SHAKE-256. docs/dafkd.md says who can learn what.
+Numbers become integers modulo 2^64 (or 2^32), so masks cancel exactly and a masked number is uniform whatever it hides. The
+masks come from an X25519 key exchange, HKDF-SHA256 and ChaCha20, all of the package ``cryptography`` (the extra ``secure``).
+docs/privacy.md and docs/dafkd.md say who can learn what.
 """
 
 from __future__ import annotations
 
-import hashlib
+import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,65 +19,138 @@ from torch import Tensor
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State
 
-__all__ = ["PRIME", "is_key", "key_pair", "masked", "pair_mask", "unmasked_state", "unmasked_sum"]
+__all__ = [
+    "FixedPoint",
+    "derived",
+    "expanded",
+    "is_key",
+    "key_pair",
+    "masked",
+    "pair_key",
+    "pair_mask",
+    "public_key",
+    "unmasked_state",
+    "unmasked_sum",
+]
 
-PRIME = int(
-    "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E088A67CC74"
-    "020BBEA63B139B22514A08798E3404DDEF9519B3CD3A431B302B0A6DF25F1437"
-    "4FE1356D6D51C245E485B576625E7EC6F44C42E9A637ED6B0BFF5CB6F406B7ED"
-    "EE386BFB5A899FA5AE9F24117C4B1FE649286651ECE45B3DC2007CB8A163BF05"
-    "98DA48361C55D39A69163FA8FD24CF5F83655D23DCA3AD961C62F356208552BB"
-    "9ED529077096966D670C354E4ABC9804F1746C08CA18217C32905E462E36CE3B"
-    "E39E772C180E86039B2783A2EC07A28FB5C55DF06F4C52C9DE2BCBF695581718"
-    "3995497CEA956AE515D2261898FA051015728E5A8AACAA68FFFFFFFFFFFFFFFF",
-    16,
-)
-GENERATOR = 2
-SCALE = 2.0**40  # fixed point: sums of a million numbers below 8 fit, each exact to 1e-12
-LARGEST = 2.0**22  # of one number
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """How numbers become words: ``round(x * scale)`` modulo ``2^bits``, for ``|x| < largest``. A sum of ``K`` numbers is off by
+    at most ``K / (2 scale)``, as long as it is below ``2 largest``.
+
+    >>> FixedPoint().scale == 2.0**40, FixedPoint(bits=32, largest=32.0).error(10)
+    (True, 1.4901161193847656e-07)
+    """
+
+    bits: int = 64
+    largest: float = 2.0**22
+
+    @property
+    def scale(self) -> float:
+        """Words per unit."""
+        return 2.0 ** (self.bits - 2 - math.ceil(math.log2(self.largest)))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the words; integers wrap, which is arithmetic modulo ``2^bits``."""
+        return torch.int64 if self.bits == 64 else torch.int32
+
+    def error(self, count: int) -> float:
+        """The largest error of a sum of ``count`` numbers."""
+        return count / (2 * self.scale)
+
+    def words(self, values: Tensor) -> Tensor:
+        """``values`` as words."""
+        values = values.detach().double().cpu()
+        if not bool((values.abs() < self.largest).all()):  # also what is no number
+            raise FedstillError(f"a number to be masked is not finite or not below {self.largest:g}")
+        return (values * self.scale).round().to(torch.int64).to(self.dtype)
+
+    def numbers(self, words: Tensor) -> Tensor:
+        """The numbers that ``words`` stand for."""
+        return words.double() / self.scale
+
+
+DEFAULT = FixedPoint()  # sums of a million numbers below 8 fit, each exact to 1e-12
+
+
+def derived(material: bytes, context: str, length: int = 32) -> bytes:
+    """A key for one purpose (HKDF-SHA256)."""
+    try:
+        from cryptography.hazmat.primitives.hashes import SHA256  # optional: extra secure
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # optional: extra secure
+    except ImportError as error:
+        raise FedstillError("secure sums need cryptography: pip install 'fedstill[secure]'") from error
+    return HKDF(SHA256(), length, salt=None, info=b"fedstill " + context.encode()).derive(material)
+
+
+def public_key(secret: int) -> int:
+    """The X25519 public key of a secret."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey  # optional: extra secure
+    except ImportError as error:
+        raise FedstillError("secure sums need cryptography: pip install 'fedstill[secure]'") from error
+    private = X25519PrivateKey.from_private_bytes(secret.to_bytes(32, "little"))
+    return int.from_bytes(private.public_key().public_bytes_raw(), "little")
 
 
 def key_pair() -> tuple[int, int]:
     """A secret and its public key. The secret comes from the system's randomness, never from a seed; results do not depend on it,
     because masks cancel."""
-    secret = secrets.randbits(256) | 1 << 255
-    return secret, pow(GENERATOR, secret, PRIME)
+    secret = secrets.randbits(256)
+    return secret, public_key(secret)
 
 
 def is_key(text: str) -> bool:
-    """Whether ``text`` is a public key, in hexadecimal; 0, 1 and -1 would give a mask away.
+    """Whether ``text`` is a public key, in hexadecimal; points of low order, such as 0 and 1, would give a mask away.
 
     >>> is_key(f"{key_pair()[1]:x}"), is_key("1"), is_key("no")
     (True, False, False)
     """
     try:
-        return 1 < int(text, 16) < PRIME - 1
-    except ValueError:
+        return bool(pair_key(1, int(text, 16), "a test"))
+    except (ValueError, OverflowError, FedstillError):
         return False
 
 
-def pair_mask(secret: int, public: int, context: str, shape: tuple[int, ...]) -> Tensor:
+def pair_key(secret: int, public: int, context: str) -> bytes:
+    """The key that two clients share for one purpose, the same from either side."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey  # optional: extra secure
+    except ImportError as error:
+        raise FedstillError("secure sums need cryptography: pip install 'fedstill[secure]'") from error
+    other = X25519PublicKey.from_public_bytes(public.to_bytes(32, "little"))
+    common = X25519PrivateKey.from_private_bytes(secret.to_bytes(32, "little")).exchange(other)  # refuses points of low order
+    return derived(common, context)
+
+
+def expanded(key: bytes, shape: Sequence[int], point: FixedPoint = DEFAULT) -> Tensor:
+    """Uniform words from a key (the key stream of ChaCha20). A key serves once: its context names the purpose."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # optional: the extra secure
+
+    encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    stream = encryptor.update(bytes(point.bits // 8 * math.prod(shape)))
+    return torch.from_numpy(np.frombuffer(stream, dtype=f"<i{point.bits // 8}").copy()).view(tuple(shape))
+
+
+def pair_mask(secret: int, public: int, context: str, shape: tuple[int, ...], point: FixedPoint = DEFAULT) -> Tensor:
     """The mask that two clients share: uniform integers, the same from either side.
 
     >>> (a, A), (b, B) = key_pair(), key_pair()
     >>> torch.equal(pair_mask(a, B, "round 1", (4,)), pair_mask(b, A, "round 1", (4,)))
     True
     """
-    common = pow(public, secret, PRIME).to_bytes(256, "big")
-    stream = hashlib.shake_256(common + context.encode()).digest(8 * int(np.prod(shape)))
-    return torch.from_numpy(np.frombuffer(stream, dtype="<i8").copy()).view(shape)
+    return expanded(pair_key(secret, public, context), shape, point)
 
 
-def masked(values: Tensor, me: str, secret: int, publics: Mapping[str, int], context: str) -> Tensor:
+def masked(values: Tensor, me: str, secret: int, publics: Mapping[str, int], context: str, point: FixedPoint = DEFAULT) -> Tensor:
     """``values`` in fixed point plus the masks shared with all others in ``publics``: of each pair, the client whose name comes
-    first adds the mask and the other subtracts it. Integers wrap, which is arithmetic modulo 2^64."""
-    values = values.detach().double().cpu()
-    if not bool((values.abs() < LARGEST).all()):  # also what is no number
-        raise FedstillError("a number to be masked is not finite or too large")
-    total = (values * SCALE).round().to(torch.int64)
+    first adds the mask and the other subtracts it."""
+    total = point.words(values)
     for other, public in publics.items():
         if other != me:
-            mask = pair_mask(secret, public, context, tuple(values.shape))
+            mask = pair_mask(secret, public, context, tuple(values.shape), point)
             total = total + mask if me < other else total - mask
     return total
 
@@ -86,7 +161,7 @@ def unmasked_state(parts: Sequence[State], like: State) -> State:
     return {name: (sums[name] if tensor.is_floating_point() else sums[name].round()).to(tensor) for name, tensor in like.items()}
 
 
-def unmasked_sum(parts: Iterable[Tensor]) -> Tensor:
+def unmasked_sum(parts: Iterable[Tensor], point: FixedPoint = DEFAULT) -> Tensor:
     """The sum of the hidden values; noise if any client's part is missing.
 
     >>> (a, A), (b, B) = key_pair(), key_pair()
@@ -95,5 +170,4 @@ def unmasked_sum(parts: Iterable[Tensor]) -> Tensor:
     >>> unmasked_sum([masked(x, "a", a, publics, "r"), masked(y, "b", b, publics, "r")]).tolist()
     [1.25, 0.0]
     """
-    total = torch.stack(list(parts)).sum(0)
-    return total.double() / SCALE
+    return point.numbers(torch.stack(list(parts)).sum(0, dtype=point.dtype))

@@ -59,6 +59,7 @@ class Line(TypedDict, total=False):
     ensemble_accuracy: float | None  # of the ensemble of teachers
     bytes_down: int
     bytes_up: int
+    sent: dict[str, int]  # bytes of each item in the replies that were used, summed over the clients
     seconds: dict[str, float]  # train, fuse, evaluate; judge, if there is a judge
     clients: list[str]  # whose replies were fused
     dropped: list[Dropped]
@@ -69,6 +70,7 @@ class Line(TypedDict, total=False):
     weights_by_domain: dict[str, dict[str, float]]  # domain of the pool -> client -> mean weight
     distillation: dict[str, Any]  # by student: steps, first and last loss; or of a single student
     losses: dict[str, float]
+    votes: dict[str, Any]  # private votes so far: asked, answered, epsilon, delta; left out in this round; what epsilon covers
     line: dict[str, Any]  # who judged the points between average and student, their scores, what was delivered and carried
     generator: dict[str, float]  # of a generator's samples: within, between, label_agreement
     statistics: dict[str, Any]  # of the sites' features: bytes; what they reveal, in words; coverage by client
@@ -86,6 +88,7 @@ class Summary(TypedDict, total=False):
     rounds_to: dict[str, int | None]  # target -> the first round that reached it
     bytes_total: int
     seconds_total: float
+    votes: dict[str, Any]  # private votes: as in the last line of the history
     versions: dict[str, str]
     command: str  # how to repeat the run, if another program wrote the folder
 
@@ -240,7 +243,9 @@ def summary(algorithm: str, seed: int, history: Sequence[Line], targets: Sequenc
 
     scored = _scored(history)
     best_round, best = max(scored, key=lambda one: one[1], default=(None, None))
+    voted = [line["votes"] for line in history if "votes" in line]
     return {
+        **({"votes": voted[-1]} if voted else {}),
         "algorithm": algorithm,
         "seed": seed,
         "rounds": history[-1]["round"] if history else 0,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from fedstill.core.console import console, counted, duration, megabytes
+from fedstill.core.console import console, counted, duration, megabytes, remark
 from fedstill.run.clients import client_records
 from fedstill.run.effort import effort_of
 from fedstill.run.history import Line, Summary
@@ -20,7 +21,7 @@ from fedstill.run.pulse import Pulse
 if TYPE_CHECKING:  # slow: brings torch
     from fedstill.task import Task
 
-__all__ = ["Shown"]
+__all__ = ["Shown", "votes_in_words"]
 
 LONG = 30.0  # a run expected to take at least this many seconds announces it
 
@@ -131,6 +132,8 @@ class Shown(Listener):
             f"{summary['seconds_total']:.1f} s",
             soft_wrap=True,
         )
+        if "votes" in summary:
+            remark(votes_in_words(summary["votes"]))
 
     def kept(self, folder: Path) -> None:
         """Print that there was nothing to do."""
@@ -164,6 +167,19 @@ class Shown(Listener):
         else:
             return ""
         return f"about {duration(left)} left" if self.done < self.total and left >= 1 else ""
+
+
+def votes_in_words(votes: Mapping[str, Any]) -> str:
+    """What private votes spent, and what that covers.
+
+    >>> votes_in_words({"asked": 9, "answered": 5, "epsilon": 2.5, "epsilon_each": 0.5, "delta": 1e-05, "covers": "it covers x"})
+    'private votes: 5 of 9 asked samples answered, epsilon 2.5 in all (0.5 per answer) at delta 1e-05; it covers x'
+    """
+    each = f" ({votes['epsilon_each']:.3g} per answer)" if votes["epsilon_each"] is not None else ""
+    return (
+        f"private votes: {votes['answered']:,} of {votes['asked']:,} asked samples answered, epsilon "
+        f"{votes['epsilon']:.3g} in all{each} at delta {votes['delta']:g}; {votes['covers']}"
+    )
 
 
 def said_of(line: Line) -> str:

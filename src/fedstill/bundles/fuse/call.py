@@ -20,6 +20,7 @@ from fedstill.bundles.fuse.result import Fused
 from fedstill.bundles.fuse.student import begin, check_student, student_of
 from fedstill.bundles.fuse.teachers import Team, opened, team_of
 from fedstill.bundles.fuse.trunk import check_statistics, common_trunk, drawn
+from fedstill.bundles.fuse.votes import answered, check_private, told_votes
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.options import validated
 from fedstill.core.streams import stream
@@ -68,6 +69,7 @@ def fuse(
     chosen = validated(FuseOptions, {name: value for name, value in options.items() if value is not None})
     place = _usable(device)
     found = opened(teachers, chosen.trust_code)
+    check_private(chosen, with_pool=unlabelled is not None)
     if chosen.keep_ensemble:
         check_kept(found)
     if unlabelled is None:
@@ -91,18 +93,22 @@ def fuse(
         network = ground.standing(network, about)
         sets = {name: ground.kept(name, samples) for name, samples in sets.items()}
     network.to(place)
+    weighting = weighting_of(team, chosen, place, ground.top if ground is not None else None)
     say = partial(
         ensemble_table,
         team.teachers,
-        weighting=weighting_of(team, chosen, place, ground.top if ground is not None else None),
+        weighting=weighting,
         space=chosen.ensemble,
         temperature=chosen.distillation.temperature,
         direction=chosen.distillation.direction,
     )
     table = own_word() if own_word is not None else say(pool, progress=partial(progress, "teachers"))
     check_table(table, team, pool)
-    figures, weights_by_set = figures_before(team, sets, say)
-    start, trained = begin((network, about), team, chosen.start, pool, table)
+    votes = told_votes(weighting)
+    if votes is not None:
+        pool, table = answered(pool, table)
+    figures, weights_by_set = figures_before(team, sets, say) if votes is None else ([], {})  # nothing else is asked of teachers
+    start, trained = begin((network, about), team, chosen.start if votes is None else "own", pool, table)
     learning = chosen.learning(trained)
     figures += figure(f"student before ({start})", "start", network, sets)
     done = distil(
@@ -130,6 +136,7 @@ def fuse(
         about=about,
         settings={
             "weighting": chosen.weighting,
+            **({"votes": votes} if votes is not None else {}),
             "ensemble": chosen.ensemble,
             "seed": chosen.seed,
             "pool": len(pool),
