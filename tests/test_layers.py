@@ -24,7 +24,7 @@ FLOORS: list[set[str]] = [
     {"engine"},
     {"run"},
     {"report", "bundles"},
-    {"reproduce"},
+    {"reproduce", "audit"},
     {"api"},
     {"flower"},
     {"cli"},

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from fedstill.cli import cache, compare, demo, figures, flower, fuse, listing, pack, parts, report, reproduce, run, use
+from fedstill.cli import audit, cache, compare, demo, figures, flower, fuse, listing, pack, parts, report, reproduce, run, use
 from fedstill.cli.completion import bash_words
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.version import __version__
@@ -53,6 +53,7 @@ app.command("evaluate")(use.evaluate)
 app.command("export")(use.export)
 app.command("pack")(pack.pack)
 app.command("fuse")(fuse.fuse)
+app.command("audit")(audit.audit)
 app.command("algorithms")(listing.algorithms)
 app.command("presets")(listing.presets)
 app.command("parts")(parts.parts)

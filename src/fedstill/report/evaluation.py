@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from importlib import resources
 
 from fedstill.core.console import counted
-from fedstill.core.version import __version__
 from fedstill.models.confusion import Confusion
+from fedstill.report.shell import page_shell, row
 
 __all__ = ["evaluation_page"]
 
@@ -16,7 +15,6 @@ MOST_CLASSES = 100  # of a matrix on the page
 MOST_MISTAKES = 20
 
 STYLE = """
-table { min-width: 0; margin: 0.3rem 0 1.2rem; }
 .matrix th, .matrix td { padding: 0.3rem 0.5rem; text-align: center; border: 1px solid var(--grid); }
 .matrix th:first-child { text-align: left; }
 """
@@ -31,30 +29,8 @@ def evaluation_page(model: str, found: Mapping[str, Confusion]) -> str:
     >>> "<title>runs/pets, evaluated</title>" in page, "87.5 % of 8 samples" in page, "<dog>" in page
     (True, True, False)
     """
-    title = f"{escape(model)}, evaluated"
-    style = (resources.files("fedstill.report") / "page.css").read_text(encoding="utf-8") + STYLE
     body = "\n".join(_section(source, one) for source, one in found.items())
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header><h1>{title}</h1></header>
-<main>
-{body}
-</main>
-<footer><p>Made by fedstill {__version__}. This page is self-contained: it loads nothing.</p></footer>
-</body>
-</html>
-"""
+    return page_shell(f"{model}, evaluated", body, STYLE)
 
 
 def _section(source: str, found: Confusion) -> str:
@@ -63,8 +39,8 @@ def _section(source: str, found: Confusion) -> str:
 <h2>{escape(source)}: {accuracy}</h2>
 <h3>By class</h3>
 <div class="scroll" tabindex="0" role="region" aria-label="Figures by class">
-<table>{_row("th", ["class", "samples", "precision %", "recall %", "F1 %"])}
-{"".join(_row("td", row) for row in found.rows())}</table></div>
+<table>{row("th", ["class", "samples", "precision %", "recall %", "F1 %"])}
+{"".join(row("td", cells) for cells in found.rows())}</table></div>
 <h3>Confusion matrix</h3>
 {_matrix(found)}
 </section>"""
@@ -75,8 +51,8 @@ def _matrix(found: Confusion) -> str:
     if len(found.classes) > MOST_CLASSES:
         rows = [[truth, taken, f"{count:,}"] for truth, taken, count in found.worst[:MOST_MISTAKES]]
         lead = f"<p class='why'>There are too many classes for a matrix. The {counted(len(rows), 'most frequent mistake')}:</p>"
-        return f"{lead}<table>{_row('th', ['is', 'predicted as', 'samples'])}{''.join(_row('td', row) for row in rows)}</table>"
-    lines = [_row("th", ["is \\ predicted as", *found.classes])]
+        return f"{lead}<table>{row('th', ['is', 'predicted as', 'samples'])}{''.join(row('td', cells) for cells in rows)}</table>"
+    lines = [row("th", ["is \\ predicted as", *found.classes])]
     for truth, (name, counts) in enumerate(zip(found.classes, found.matrix.tolist(), strict=True)):
         cells = "".join(_cell(count, sum(counts), taken == truth) for taken, count in enumerate(counts))
         lines.append(f"<tr><th scope='row'>{escape(name)}</th>{cells}</tr>\n")
@@ -92,7 +68,3 @@ def _cell(count: int, of: int, right: bool) -> str:
     share = 100 * count / of if of else 0.0
     colour = f"color-mix(in srgb, var({'--accent' if right else '--note-line'}) {min(60.0, 8 + share * 0.52):.0f}%, transparent)"
     return f'<td title="{share:.1f} % of the class" style="background: {colour}">{count:,}</td>' if count else "<td></td>"
-
-
-def _row(kind: str, cells: list[str]) -> str:
-    return f"<tr>{''.join(f'<{kind}>{escape(cell)}</{kind}>' for cell in cells)}</tr>\n"

@@ -28,6 +28,7 @@ from fedstill.run.judging import delivered, settle
 from fedstill.run.listener import Listener, Listeners
 from fedstill.run.result import Result
 from fedstill.run.screening import screened
+from fedstill.run.sent import add_items
 from fedstill.task import Task
 
 __all__ = ["Result", "drive", "run", "sample_clients"]
@@ -186,6 +187,7 @@ def _round(algorithm: Algorithm, engine: Engine, server: Server, chosen: list[st
     seconds = {"train": 0.0, "fuse": 0.0, "evaluate": 0.0}
     down = up = 0
     dropped: list[Dropped] = []
+    sent: dict[str, int] = {}
     present = list(chosen)
     for phase in algorithm.phases(context.number):
         context.phase = phase
@@ -199,6 +201,7 @@ def _round(algorithm: Algorithm, engine: Engine, server: Server, chosen: list[st
             reply, reason = screened(algorithm, server, phase, outcome)
             if reply is not None:
                 found[outcome.client] = reply
+                add_items(sent, reply.message)
             else:
                 dropped.append({"client": outcome.client, "reason": reason})
             context.progress(phase, len(found) + len(dropped), len(chosen))
@@ -238,6 +241,7 @@ def _round(algorithm: Algorithm, engine: Engine, server: Server, chosen: list[st
             "ensemble_accuracy": context.notes.get("ensemble_accuracy"),
             "bytes_down": down,
             "bytes_up": up,
+            "sent": dict(sorted(sent.items())),
             "seconds": {name: round(value, 4) for name, value in seconds.items()},
             "clients": present,
             "dropped": dropped,

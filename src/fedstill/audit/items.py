@@ -1,0 +1,151 @@
+"""What left each site, item by item, with sizes and what each item can reveal. Nothing is built, trained or unpickled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedstill.algorithm import ALGORITHMS
+from fedstill.bundles.bundle import Bundle
+from fedstill.core.errors import FedstillError
+from fedstill.report.runs import Run
+from fedstill.run.sent import add_items
+
+__all__ = ["RISKS", "Item", "bundle_items", "bundle_privacy", "privacy_words", "run_items"]
+
+NO_MORE = "nothing about single samples"
+RISKS = {
+    "model": "membership of a sample can be tested; with few samples and steps, inputs can be partly reconstructed",
+    "buffers": "mean and variance of the features of the site's data, layer by layer",
+    "layer": "as weights: membership can be tested, inputs partly reconstructed",
+    "projection": "the directions in which the features vary: kinds of inputs, not single inputs",
+    "discriminator": "whoever holds it can ask of any input whether it looks like the site's",
+    "generator": "samples drawn from it resemble the data",
+    "statistics": "mean and variation of each class's features; easier to invert if few samples are behind a mean",
+    "counts": "how many samples of each class the site has",
+    "label_counts": "how many samples of each class the site has",
+    "coverage": "how well the description covers the site's data",
+    "moments": "mean and variation of the site's features",
+    "predictions": "membership of a public sample can be tested; which labels the site holds",
+    "answers": "a masked sum: nothing but the sum over the clients",
+    "masked": "a masked model: nothing but the sum over the clients",
+    "program": "code, which runs when someone opens it; the same as weights",
+    "samples": "how many samples the site has",
+    "loss": "how well the model fits the site's data, as one mean",
+    "classes": "the names of the site's classes",
+    "key": NO_MORE,
+    "seal_key": NO_MORE,
+    "mask_key": NO_MORE,
+    "boxes": NO_MORE,
+    "shares": NO_MORE,
+}
+UNKNOWN = "not known to this audit: ask who wrote the system"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One kind of thing that left a site: how often, and how many bytes a time."""
+
+    site: str
+    what: str
+    times: int
+    bytes_each: int | None  # the mean over the round's clients; None if the run did not record it
+
+    @property
+    def risk(self) -> str:
+        """What it can reveal, in words."""
+        return RISKS.get(self.what, UNKNOWN)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is written to ``audit.json``."""
+        total = None if self.bytes_each is None else self.bytes_each * self.times
+        return {
+            "site": self.site,
+            "item": self.what,
+            "times": self.times,
+            "bytes_each": self.bytes_each,
+            "bytes": total,
+            "risk": self.risk,
+        }
+
+
+def run_items(run: Run) -> list[Item]:
+    """What each client of a run sent. Sizes are the means over the clients of each round.
+
+    >>> from pathlib import Path
+    >>> line = {"round": 1, "clients": ["a", "b"], "sent": {"model": 80, "samples": 4}}
+    >>> [(i.site, i.what, i.times, i.bytes_each) for i in run_items(Run(Path("r"), history=[line, line]))]
+    [('a', 'model', 2, 40), ('a', 'samples', 2, 2), ('b', 'model', 2, 40), ('b', 'samples', 2, 2)]
+    """
+    if not run.history:
+        raise FedstillError(f"{run.folder} has no history: nothing has been sent yet")
+    found: dict[tuple[str, str], list[float]] = {}
+    for line in run.history:
+        clients = list(line.get("clients") or ())
+        for client in clients:
+            for what, size in (line.get("sent") or {}).items():
+                found.setdefault((client, what), []).append(size / len(clients))
+    if found:
+        return [Item(site, what, len(sizes), round(sum(sizes) / len(sizes))) for (site, what), sizes in sorted(found.items())]
+    times: dict[str, int] = {}  # a run of an older version: its system says what it needs
+    for line in run.history:
+        for client in line.get("clients") or ():
+            times[client] = times.get(client, 0) + 1
+    try:
+        needed: Sequence[str] = ALGORITHMS.get(run.algorithm).requires
+    except FedstillError:
+        needed = ("model",)
+    return [Item(site, what, count, None) for site, count in sorted(times.items()) for what in (*needed, "samples", "loss")]
+
+
+def bundle_items(bundle: Bundle) -> list[Item]:
+    """What a packed bundle holds."""
+    sizes: dict[str, int] = {}
+    add_items(sizes, bundle.tensors().without("bundle", "digest"))
+    about = bundle.about
+    values = {"classes": about.classes, "samples": about.samples, "label_counts": about.label_counts}
+    for name, value in values.items():
+        if value is not None:
+            sizes[name] = len(str(value))
+    return [Item(about.name, what, 1, size) for what, size in sizes.items()]
+
+
+def privacy_words(config: Mapping[str, Any], summary: Mapping[str, Any] | None = None) -> tuple[bool, list[str]]:
+    """Whether a run limits by a stated mechanism what single samples or clients reveal, and what covers what, in words.
+
+    >>> privacy_words({})
+    (False, ['not private: no privacy is set, and nothing limits what is learned from what was sent'])
+    >>> privacy_words({"privacy": {"secure": {"bits": 64}}})[0]
+    False
+    """
+    table = config.get("privacy")
+    table = table if isinstance(table, Mapping) else {}
+    told = (summary or {}).get("privacy")
+    told = told if isinstance(told, Mapping) else {}
+    lines, private = [], False
+    kind = table.get("kind", "none")
+    if kind != "none":
+        private = True
+        spent = told.get("epsilon", table.get("epsilon"))
+        said = f"epsilon {spent:.3g}" if isinstance(spent, int | float) else "an epsilon that the run has not recorded yet"
+        lines.append(f"differential privacy of kind '{kind}': {said} at delta {table.get('delta')}")
+    if isinstance(table.get("votes"), Mapping):
+        voted = (summary or {}).get("votes")
+        told_votes = voted if isinstance(voted, Mapping) else {}
+        epsilon = told_votes.get("epsilon")
+        stated = f"epsilon {epsilon:.3g}" if isinstance(epsilon, int | float) else "an epsilon that is not recorded yet"
+        covers = told_votes.get("covers", "epsilon does not cover what the server received")
+        lines.append(f"votes are noised before a student learns from them: {stated}; {covers}")
+    if isinstance(table.get("secure"), Mapping):
+        lines.append("secure sums: the server saw the sum over the clients, not single models; this is no differential privacy")
+    if not lines:
+        lines = ["not private: no privacy is set, and nothing limits what is learned from what was sent"]
+    elif not private:
+        lines.append("not private: no differential privacy limits what the server learns about single samples")
+    return private, lines
+
+
+def bundle_privacy() -> list[str]:
+    """The same for a bundle, which has no mechanism."""
+    return ["not private: a bundle holds weights without noise, and nothing limits what its holder can learn from them"]
