@@ -77,6 +77,36 @@ def test_sharing_means_that_the_discriminator_trains_the_classifiers_layers(shar
     assert discriminator.head.weight.grad is not None
 
 
+def slopes(factor):
+    """The gradients of the term in the shared layers and in the discriminator's head, and the term."""
+    network, _, discriminator, game, batch = parts(shared_gradient=factor)
+    loss = game.term(batch)
+    loss.backward()
+    shared = [p.grad for name, p in network.named_parameters() if not name.startswith("head")]
+    return shared, discriminator.head.weight.grad, loss.item()
+
+
+def test_the_gradient_in_shared_layers_is_scaled_and_the_heads_is_not():
+    (whole, head, loss), (half, same_head, same_loss), (none, lone_head, lone_loss) = slopes(1.0), slopes(0.5), slopes(0.0)
+    assert loss == pytest.approx(same_loss) == pytest.approx(lone_loss)
+    assert bool(head.abs().sum() > 0)
+    assert all(torch.allclose(head, other) for other in (same_head, lone_head))
+    assert all(torch.allclose(0.5 * a, b, atol=1e-7) for a, b in zip(whole, half, strict=True))
+    assert all(slope is None for slope in none)
+
+
+def test_without_a_shared_gradient_the_classifier_trains_as_without_the_game():
+    """Weights and statistics, bit for bit, though the game is played in every step."""
+    data = Samples(torch.randint(0, 255, (12, 1, 8, 8), generator=torch.Generator().manual_seed(0)).byte(), torch.arange(12) % 3)
+    local = Local(epochs=1, batch_size=12, optimizer=Optimizer(name="adam", lr=1e-2))
+    played, _, discriminator, game, _ = parts(shared_gradient=0.0, label=1.0, mode_seeking=0.1)
+    own = [*played.parameters(), *discriminator.parameters()]
+    fit(played, data, local, rng=torch.Generator(), terms=[game.term], parameters=own, after=game.generator_step)
+    alone = parts()[0]
+    fit(alone, data, local, rng=torch.Generator())
+    assert all(torch.equal(a, b) for a, b in zip(played.state_dict().values(), alone.state_dict().values(), strict=True))
+
+
 def test_sharing_sends_fewer_bytes():
     network, *_ = parts()
     model = clone(network.state_dict())

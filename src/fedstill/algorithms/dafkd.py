@@ -60,6 +60,7 @@ class GeneratorPart(Part):
 PAPER: Mapping[str, Any] = {
     "distillation": {"clip": None},
     "adversarial": {
+        "shared_gradient": 1.0,
         "generator_loss": "saturating",
         # The decay is AdamW's. Adam adds it to the gradient, where it outweighs the small gradients of the noise's embedding, and
         # the generator ends with one image per class (docs/results/dafkd.md).
@@ -83,8 +84,7 @@ AUTHORS_CODE: Mapping[str, Any] = {
     },
     "generator": {"kind": "dcgan"},
     "adversarial": {
-        "mode_seeking": 0.0,
-        "label": 0.0,
+        **PAPER["adversarial"],
         "weight": 2.0,
         "generator_loss": "non-saturating",
         "generator_optimizer": {"name": "adam", "lr": 1e-4, "weight_decay": 1e-4, "betas": [0.5, 0.99]},
@@ -106,8 +106,8 @@ class DaFKDOptions(FedDFOptions):
     """The paper's values, as far as it gives them."""
 
     preset: Literal["paper", "converging", "authors-code"] = "paper"
-    """``paper``: Eqs. 2 to 5 as printed, which generate noise even on pooled data. ``converging``: the game whose generator was
-    best on pooled data, judged without test labels. ``authors-code``: the values of the authors' code (docs/dafkd.md)."""
+    """``paper``: Eqs. 2 to 5 as printed, which generate noise even on pooled data. ``converging``: a game whose generator was
+    better on pooled data, and whose discriminator leaves shared layers alone. ``authors-code``: their values (docs/dafkd.md)."""
 
     merge: MergeName = "uniform"
     """How the clients' models are merged (Eq. 6). Generators are averaged uniformly (Eq. 4), or by examples if this is
@@ -136,6 +136,7 @@ class DaFKDOptions(FedDFOptions):
     """The generator that the clients train."""
 
     adversarial: Adversarial = Adversarial(
+        shared_gradient=0.0,
         generator_loss="non-saturating",
         generator_optimizer=Optimizer(name="adam", lr=1e-3, betas=(0.5, 0.999)),
         mode_seeking=0.1,

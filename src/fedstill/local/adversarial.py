@@ -44,6 +44,11 @@ class Adversarial(Part):
     """Weight of the discriminator's loss (Eq. 2) in the joint loss (Eq. 9). The authors' code adds the means over real and
     generated samples, which is 2."""
 
+    shared_gradient: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Factor of the discriminator's gradient in the layers that it shares with the classifier: 1 is Eq. 9 as written. With 0 only
+    the discriminator's head learns from its loss, on the features that the classifier has learned. A gradient penalty is not
+    scaled."""
+
     generator_loss: Literal["saturating", "non-saturating"] = "saturating"
     """``saturating``: E log(1 - D(G(z))), Eq. 3 as written. ``non-saturating``: -E log D(G(z)), as in the authors' code."""
 
@@ -246,13 +251,20 @@ class Game:
             logits: Tensor = network.head(generated) if self.features else network(generated)
         return logits
 
-    def discriminate(self, generated: Tensor, network: Network) -> Tensor:
-        """The discriminator's logits of generated samples (or features)."""
+    def discriminate(self, generated: Tensor, network: Network, share: float = 1.0) -> Tensor:
+        """The discriminator's logits of generated samples (or features). ``share`` scales the gradient in shared layers."""
         if self.features:
             return self.discriminator.judge(generated)
         body = self.discriminator.body(network)
-        with generated_statistics(body, self.options.generated_norm):
-            return self.discriminator.judge(body.features(generated))
+        alone = self.discriminator.own is not None
+        with generated_statistics(body, self.options.generated_norm), torch.set_grad_enabled(alone or share > 0):
+            found = body.features(generated)
+        return self.discriminator.judge(found if alone else scaled_gradient(found, share))
+
+    def real(self, batch: Batch) -> Tensor:
+        """The discriminator's logits of the batch."""
+        logits: Tensor = self.discriminator(batch.x, scaled_gradient(batch.features, self.options.shared_gradient))
+        return logits
 
     def term(self, batch: Batch) -> Tensor:
         """Line 22: Eq. 2 on the batch and as many generated samples, weighed as in Eq. 9."""
@@ -260,8 +272,8 @@ class Game:
             return batch.x.new_zeros(())
         with torch.no_grad():
             generated = self.generate(batch)  # line 21
-        real = self.discriminator(batch.x, batch.features)
-        loss = self.options.weight * adversarial_loss(real, self.discriminate(generated, batch.network))
+        real, made = self.real(batch), self.discriminate(generated, batch.network, self.options.shared_gradient)
+        loss = self.options.weight * adversarial_loss(real, made)
         if self.options.gradient_penalty:
             seen = batch.features.detach() if self.features else batch.x
             judge = lambda x: self.discriminate(x, batch.network)
@@ -286,6 +298,19 @@ class Game:
         for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             parameter.grad = slope
         self.optimizer.step()
+
+
+def scaled_gradient(features: Tensor, factor: float) -> Tensor:
+    """The same features, with ``factor`` times their gradient.
+
+    >>> x = torch.ones(1, requires_grad=True)
+    >>> scaled_gradient(3 * x, 0.5).backward()
+    >>> x.grad.item(), scaled_gradient(x, 0.0).requires_grad
+    (1.5, False)
+    """
+    if factor == 1:
+        return features
+    return features.detach() if factor == 0 else factor * features + (1 - factor) * features.detach()
 
 
 @contextlib.contextmanager
