@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint install docs package clean
+.PHONY: demo test lint install docs results package clean
 
 demo: $(STAMP)
 	$(BIN)/fedstill demo
@@ -28,6 +28,10 @@ install: $(DEV)
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --clean
 
+# docs/results/studies.md and the README's column of claims, from the kept results in docs/results/data.
+results: $(DEV)
+	$(BIN)/python -m fedstill.reproduce.publish
+
 # Wheel and sdist in dist/, checked, installed in fresh environments and tried with `fedstill demo`.
 package: $(DEV)
 	$(PIP) -e '.[release]'
@@ -39,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 $(DEV): $(STAMP)
-	$(PIP) -e '.[dev,docs,flower,text,dicom,tensorboard,mlflow,onnx,pretrained]'
+	$(PIP) -e '.[dev,docs,flower,secure,text,dicom,tensorboard,mlflow,onnx,pretrained]'
 	@touch $@
 
 clean:

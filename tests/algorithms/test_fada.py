@@ -18,6 +18,7 @@ from fedstill.algorithms.fada import (
     mutual_information,
     within_clusters,
 )
+from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, clone
 from fedstill.models.predict import apply
 from fedstill.run.loop import run
@@ -220,3 +221,8 @@ def test_features_of_the_target_are_taken_without_dropout():
     plain = algorithm.instruct(server, "mnist-0", round).group("target")["features"]
     algorithm.task.networks.load("cnn-small", server.models["cnn-small"], role="student").fc.append(torch.nn.Dropout(0.5))
     assert torch.equal(algorithm.instruct(server, "mnist-0", round).group("target")["features"], plain)
+
+
+def test_a_frozen_backbone_is_refused_in_one_line(tmp_path: Path):
+    with pytest.raises(FedstillError, match='all of it is frozen: set model.train = "last:2" or "all"'):
+        run(tiny("fada", model={"name": "resnet8", "train": "head"}, **SMALL), tmp_path)

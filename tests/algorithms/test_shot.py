@@ -11,6 +11,7 @@ import torch
 from fedstill.algorithm import Client, Round, Server
 from fedstill.algorithms import create
 from fedstill.algorithms.shot import SHOTOptions, adapt, information_loss, pseudo_labels
+from fedstill.core.errors import FedstillError
 from fedstill.core.message import clone
 from fedstill.models.predict import accuracy, predict_logits
 from fedstill.run.loop import run
@@ -52,6 +53,20 @@ def test_the_classifier_stays_frozen_and_the_rest_learns():
     assert all(torch.equal(after[name], before[name]) for name in before if name.startswith("head."))
     assert not torch.equal(after["neck.0.weight"], before["neck.0.weight"])
     assert not torch.equal(after["body.0.weight"], before["body.0.weight"])
+
+
+def test_a_frozen_backbone_leaves_the_bottleneck_to_adapt():
+    frozen = {"name": "resnet8", "train": "head", "options": {"bottleneck": 16}}
+    task = algorithm_of(tiny("shot", model=frozen)).task
+    network = task.networks.get("resnet8")
+    before = clone(network.state_dict())
+    adapt(network, task.pool.samples, SHOTOptions(epochs=1), rng=torch.Generator().manual_seed(0))
+    assert {name.split(".")[0] for name, tensor in network.state_dict().items() if not torch.equal(tensor, before[name])} == {
+        "neck"
+    }
+    bare = algorithm_of(tiny("shot", model={"name": "resnet8", "train": "head"})).task
+    with pytest.raises(FedstillError, match="all of it is frozen: set model.options.bottleneck"):
+        adapt(bare.networks.get("resnet8"), bare.pool.samples, SHOTOptions(epochs=1), rng=torch.Generator().manual_seed(0))
 
 
 def test_adaptation_lowers_its_own_objective():

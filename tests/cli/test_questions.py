@@ -82,7 +82,7 @@ def test_completion_is_quick(tmp_path: Path) -> None:
     assert complete("fedstill run demands/", tmp_path) == ["demands/mine.toml"]
     assert complete("fedstill compare demo --algorithms fedavg,fedp") == ["fedavg,fedprox"]
     assert complete("fedstill run demo --set algorithm.name=moo") == ["algorithm.name=moon"]
-    assert complete("fedstill reproduce fedd3a") == ["fedd3a-table1", "fedd3a-table2"]
+    assert complete("fedstill reproduce fedd3a-t") == ["fedd3a-table1", "fedd3a-table2"]
     assert complete("fedstill run demo --track ml") == ["mlflow"]
     assert complete("fedstill parts mer") == ["merges"]
 

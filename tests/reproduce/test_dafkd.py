@@ -12,7 +12,7 @@ from fedstill.run.configuration import resolve
 PLAN = Plan(Path("out"), Path("data"))
 
 
-@pytest.mark.parametrize("scale", ["paper", "small", "tiny"])
+@pytest.mark.parametrize("scale", ["paper", "small", "reduced"])
 def test_the_protocol(scale):
     for row, system in {**systems(scale), **variants(scale)}.items():
         config = resolve(tree(Plan(Path("out"), Path("data"), scale), "MNIST", 0.1, system))
@@ -39,7 +39,7 @@ def test_every_cell_has_its_figure():
 
 def test_a_subset_runs_and_is_read_back(tmp_path):
     fast = ("rounds=1", "local.steps=1", "data.domains=['embedded:optdigits']", "data.image_size=8", "engine.threads=1")
-    plan = Plan(tmp_path, Path("data"), "tiny", (0,), ("fedavg",), ("mnist 0.1",), fast)
+    plan = Plan(tmp_path, Path("data"), "reduced", (0,), ("fedavg",), ("mnist 0.1",), fast)
     (found,) = studies()["dafkd-table1"].run(plan)
     assert (found.row, found.column, found.paper.value) == ("FedAvg", "MNIST 0.1", 0.9516)
     summary = json.loads((tmp_path / "MNIST-0.1" / "FedAvg" / "seed0" / "summary.json").read_text())

@@ -6,7 +6,7 @@ from fedstill.reproduce import Plan, published, reproduce, studies
 
 
 def test_table_2_shows_that_subspaces_classify_better_than_means(tmp_path):
-    _, cells = reproduce("fedd3a-table2", Plan(tmp_path, seeds=(0, 1)))
+    cells = reproduce("fedd3a-table2", Plan(tmp_path, seeds=(0, 1))).cells
     prototype, projection = ({c.row: c for c in cells}[row] for row in ("prototype", "projection"))
     assert projection.paper.value == 0.907
     assert all(ours > other for ours, other in zip(projection.ours, prototype.ours, strict=True))
@@ -16,7 +16,7 @@ def test_table_2_shows_that_subspaces_classify_better_than_means(tmp_path):
 def test_table_1_has_the_papers_rows(tmp_path):
     tiny = ("data.limit=60", "data.test_limit=30", "data.image_size=8", "local.epochs=1")
     quick = Plan(tmp_path, sets=tiny, only=("ceiling", "fedd3a-soft"))
-    _, cells = reproduce("fedd3a-table1", quick)
+    cells = reproduce("fedd3a-table1", quick).cells
     assert {c.row for c in cells} == {"Ceiling", "FedD3A-soft"}
     assert {c.column for c in cells} == {"mnist", "optdigits", "rotated", "Avg"}
     assert {c.row: c.paper.value for c in cells if c.column == "Avg"} == {"Ceiling": 0.445, "FedD3A-soft": 0.439}

@@ -334,7 +334,9 @@ class FADA(Algorithm[FADAOptions]):
         # with the sources' optimiser: `align` weights fooling against their cross-entropy, and a separate optimiser could undo
         # this weight (a factor of the loss has no effect on Adam)
         rate = learning_rate(self.local.optimizer.lr, self.local.schedule, round.number, round.total)
-        below = [p for p in network.parameters() if id(p) not in inside]
+        below = [p for p in network.parameters() if p.requires_grad and id(p) not in inside]
+        if not below:
+            raise FedstillError('FADA aligns the backbone, and all of it is frozen: set model.train = "last:2" or "all"')
         step = make_optimizer(self.local.optimizer, below, rate * self.local.backbone_rate)
         restore_optimizer(step, network.named_parameters(), memory or {})
         network.train()

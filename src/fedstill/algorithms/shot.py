@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Scores, Server, algorithm
+from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State, clone
 from fedstill.core.options import Positive
 from fedstill.core.streams import numpy_stream
@@ -34,7 +35,7 @@ from fedstill.local.update import local_update
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy, apply, predict_logits
 from fedstill.training.batches import batches
-from fedstill.training.optimizers import make_optimizer
+from fedstill.training.optimizers import by_depth, make_optimizer
 from fedstill.training.options import Optimizer
 
 __all__ = ["SHOT", "SHOTOptions", "information_loss", "pseudo_labels"]
@@ -265,14 +266,12 @@ def adapt(
     The rate decays as ``lr * (1 + 10 p)^-0.75`` with the share ``p`` of all steps.
     """
     device = next(network.parameters()).device
-    frozen = {id(p) for p in network.head.parameters()}
-    above = {id(p) for p in network.neck.parameters()}
-    deep = [p for p in network.parameters() if id(p) not in frozen | above]
-    optimizer = make_optimizer(options.optimizer, deep)
-    factors = [options.backbone_rate]
-    if above:
-        optimizer.add_param_group({"params": [p for p in network.parameters() if id(p) in above]})
-        factors.append(1.0)
+    classifier = {id(p) for p in network.head.parameters()}
+    trained = [p for p in network.parameters() if p.requires_grad and id(p) not in classifier]
+    if not trained:
+        raise FedstillError("SHOT adapts what is below the classifier, and all of it is frozen: set model.options.bottleneck")
+    optimizer = make_optimizer(options.optimizer, by_depth(network, trained, options.backbone_rate, 1.0), 1.0)
+    factors = [group["lr"] for group in optimizer.param_groups]
     x_all = samples.x.to(device)
     per_epoch = -(-len(samples) // options.batch_size)
     total = (of or options.epochs) * per_epoch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -11,10 +12,12 @@ import typer
 from rich.table import Table
 
 from fedstill.cli.options import Set, whole_numbers, words
-from fedstill.core.console import console
-from fedstill.core.errors import FedstillError
-from fedstill.reproduce import STUDIES, Plan, Scale, cell_texts, grid, studies
+from fedstill.core.console import console, duration, remark
+from fedstill.core.errors import FedstillError, first_line
+from fedstill.reproduce import STUDIES, Plan, Scale, cell_texts, estimate, grid, studies
 from fedstill.reproduce import reproduce as run_study
+from fedstill.reproduce.index import write_index
+from fedstill.reproduce.jobs import pool
 from fedstill.run.show import Shown
 
 __all__ = ["reproduce"]
@@ -31,27 +34,35 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="The study, e.g. fedd3a-table2.", autocompletion=_studies)] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the studies and their expected times.")] = False,
     data: Annotated[Path | None, typer.Option(help="The folder of data sets.")] = None,
-    scale: Annotated[str, typer.Option(help="tiny or small (this machine), or paper (the full protocol).")] = "small",
+    scale: Annotated[
+        str, typer.Option(help="tiny (minutes), reduced or small (this machine), or paper (the full protocol).")
+    ] = "small",
     seeds: Annotated[str, typer.Option(metavar="0,1,2")] = "0",
     only: Annotated[str, typer.Option(metavar="A,B", help="Only these rows.")] = "",
     columns: Annotated[str, typer.Option(metavar="X,Y", help="Only these columns.")] = "",
     out: Annotated[Path | None, typer.Option(help="The study's folder (runs/reproduce/NAME).")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at the same time, each in a process with its share of the cores.")] = 1,
+    all_: Annotated[bool, typer.Option("--all", help="Run every study, and write one page of all: OUT/index.html.")] = False,
     line: Annotated[
         bool, typer.Option("--line", help="Also run every system that distils with a judge and the line, in separate rows.")
     ] = False,
     set_: Set = None,
 ) -> None:
-    """Run a paper's table or figure and print its figures beside ours. It can be stopped and started again."""
-    if list_ or name is None:
+    """Run a paper's table or figure and print its figures beside ours. It can be stopped and started again. A run that fails does
+    not stop the others: it is named at the end, and the exit status is 1."""
+    if list_ or (name is None and not all_):
         console.print(listing())
         return
+    if all_ and name is not None:
+        raise FedstillError(f"--all runs every study: leave out '{name}'")
     if scale not in SCALES:
-        raise FedstillError(f"--scale is tiny, small or paper, not '{scale}'")
+        raise FedstillError(f"--scale is tiny, reduced, small or paper, not '{scale}'")
+    if jobs < 1:
+        raise FedstillError("--jobs is at least 1")
     if data is not None and not data.is_dir():
         raise FedstillError(f"--data: no such folder: {data}")
-    folder = out or Path("runs/reproduce") / name
     plan = Plan(
-        folder,
+        out or Path("runs/reproduce") / (name or "all"),
         data,
         SCALES[scale],
         seeds=tuple(whole_numbers("--seeds", seeds)),
@@ -60,10 +71,25 @@ def reproduce(
         sets=tuple(set_ or ()),
         line=line,
         listener=lambda run: Shown(run, who=False),
+        jobs=jobs,
     )
+    if name is not None:
+        failed = run_one(name, plan)
+    else:
+        failed = run_all(plan)
+    for place, reason in failed.items():
+        console.print(f"failed: {place}: {reason}", soft_wrap=True, markup=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+def run_one(name: str, plan: Plan) -> dict[str, str]:
+    """Run a study and print its table; what failed, and why."""
+    console.print(f"{name}: {estimate(name, plan)}", soft_wrap=True)
     clock = time.monotonic()
-    chosen, cells = run_study(name, plan)
-    title = f"{chosen.title} ({scale} scale, seeds {seeds})"
+    result = run_study(name, plan, told=remark)
+    chosen, cells = result.study, result.cells
+    title = f"{chosen.title} ({plan.scale} scale, seeds {','.join(map(str, plan.seeds))})"
     if any(found.paper and found.ours for found in cells):  # one line per figure: three columns for each would not fit
         heads, lines = ["", "", "paper", "ours", "difference"], [[c.row, c.column, *cell_texts(c, chosen.unit)] for c in cells]
         print_table(title, heads, lines)
@@ -74,7 +100,30 @@ def reproduce(
             print_table("The paper's figures", *grid(published, chosen.unit))
     if chosen.note:
         console.print(chosen.note)
-    console.print(f"{time.monotonic() - clock:.0f} s; the table: {folder / 'table.md'}", soft_wrap=True)
+    console.print(f"{time.monotonic() - clock:.0f} s; the table: {plan.out / 'table.md'}", soft_wrap=True)
+    return result.failed
+
+
+def run_all(plan: Plan) -> dict[str, str]:
+    """Run every study, each in its folder, and keep the index page up to date; what failed, and why."""
+    failed: dict[str, str] = {}
+    unable: dict[str, str] = {}
+    minutes = sum(study.minutes.get(plan.scale, study.minutes.get("small", 0)) for study in studies().values())
+    console.print(f"{len(studies())} studies: about {duration(60 * minutes * len(plan.seeds))} on two cores", soft_wrap=True)
+    with pool(plan.jobs) as processes:
+        for name, chosen in studies().items():
+            mine = replace(plan, out=plan.out / name, runs=plan.out / "runs" / (chosen.shares or name))
+            try:
+                console.print(f"{name}: {estimate(name, mine)}", soft_wrap=True)
+                result = run_study(name, mine, processes, told=remark)
+                failed |= {f"{name} {place}": reason for place, reason in result.failed.items()}
+            except FedstillError as error:
+                unable[name] = str(error)
+            except Exception as error:  # one study's fault is not the others'
+                unable[name] = first_line(error)
+            page = write_index(plan.out, unable)
+    console.print(f"the page of all studies: {page}", soft_wrap=True)
+    return {**failed, **unable}
 
 
 def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -90,9 +139,12 @@ def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]])
 def listing() -> Table:
     """Every study and its expected time."""
     shown = Table(title="Studies")
-    for column in ("name", "what", "small: minutes on 2 cores", "paper: hours on a GPU"):
+    for column in ("name", "what", "tiny: minutes on 2 cores", "small: minutes", "paper: hours on a GPU"):
         shown.add_column(column)
     for study in studies().values():
         hours = study.minutes["paper"] / 60
-        shown.add_row(study.name, study.title, f"{study.minutes['small']:g}", f"{hours:.0f}" if hours >= 1 else f"{hours:.1f}")
+        tiny = f"{study.minutes['tiny']:g}" if "tiny" in study.minutes else "-"
+        shown.add_row(
+            study.name, study.title, tiny, f"{study.minutes['small']:g}", f"{hours:.0f}" if hours >= 1 else f"{hours:.1f}"
+        )
     return shown

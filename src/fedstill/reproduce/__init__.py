@@ -5,21 +5,26 @@ them (resumably, one folder per run), puts the paper's figures beside ours and w
 torch.
 """
 
-from fedstill.reproduce.catalogue import STUDIES, Study, studies, study
-from fedstill.reproduce.plan import Cell, Plan, Published, Scale, cell, published
-from fedstill.reproduce.running import Run, reproduce, runs_of
+from fedstill.reproduce.catalogue import STUDIES, Study, Tiny, studies, study
+from fedstill.reproduce.plan import Cell, Job, Plan, Published, Scale, cell, published
+from fedstill.reproduce.running import Estimate, Result, Run, estimate, reproduce, runs_of
 from fedstill.reproduce.tables import cell_texts, grid, table
 
 __all__ = [
     "STUDIES",
     "Cell",
+    "Estimate",
+    "Job",
     "Plan",
     "Published",
+    "Result",
     "Run",
     "Scale",
     "Study",
+    "Tiny",
     "cell",
     "cell_texts",
+    "estimate",
     "grid",
     "published",
     "reproduce",

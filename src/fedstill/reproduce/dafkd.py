@@ -26,8 +26,8 @@ ALPHAS = {"MNIST": (0.05, 0.1, 1), "SVHN": (0.05, 0.1, 10), "Fashion-MNIST": (0.
 TARGETS = {"MNIST": (0.85, 0.9), "SVHN": (0.55, 0.6), "Fashion-MNIST": (0.6, 0.65), "EMNIST": (0.65, 0.7)}
 
 # all of the paper's generators have two embeddings and fully connected layers; it does not give the number of server steps
-STEPS = {"paper": 1600, "small": 100, "tiny": 100}
-POOL = {"paper": 1280, "small": 1280, "tiny": 640}
+STEPS = {"paper": 1600, "small": 100, "reduced": 100}
+POOL = {"paper": 1280, "small": 1280, "reduced": 640}
 LEARN = {"batch_size": 32, "optimizer": {"name": "sgd", "lr": 0.01, "weight_decay": 1e-3}, "schedule": "constant"}
 
 
@@ -74,7 +74,7 @@ def tree(plan: Plan, data: str, alpha: float, system: Mapping[str, Any]) -> dict
         "rounds": 60,
         "data": {"domains": [DATA[data]], "root": str(plan.root())},
         "clients": {"per_domain": 20, "fraction": 0.4, "partition": {"kind": "dirichlet", "alpha": alpha}},
-        "model": {"name": {"paper": "resnet11", "small": "resnet8", "tiny": "cnn-small"}[plan.scale]},
+        "model": {"name": {"paper": "resnet11", "small": "resnet8", "reduced": "cnn-small"}[plan.scale]},
         "local": {
             "steps": 40 if data == "EMNIST" else 20,
             "batch_size": 32,
@@ -85,7 +85,7 @@ def tree(plan: Plan, data: str, alpha: float, system: Mapping[str, Any]) -> dict
     }
     if plan.scale != "paper":
         common = laid_over(common, {"data": {"test_limit": 2000}})
-    if plan.scale == "tiny":
+    if plan.scale == "reduced":
         common = laid_over(common, {"data": {"image_size": 16}})
     if system["algorithm"]["name"] == "feddf":
         common = laid_over(common, {"data": {"server": DATA[data]}})

@@ -14,10 +14,11 @@ from fedstill.fusion.weightings.projection import proximity
 from fedstill.local.reports.projection import Projection, subspace
 from fedstill.models.predict import apply
 from fedstill.reproduce import Cell, Plan, cell, runs_of
+from fedstill.reproduce.grids import base_tree
 from fedstill.run.configuration import resolve
 from fedstill.task import Task
 
-__all__ = ["table1", "table2"]
+__all__ = ["figure7", "table1", "table2"]
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "Ceiling": {"name": "ceiling"},
@@ -71,11 +72,28 @@ def table1_tree(plan: Plan) -> dict[str, Any]:
 
 def table2(plan: Plan) -> Sequence[Cell]:
     """Classification by the nearest subspace, against classification by the nearest mean feature."""
+    if plan.rehearsing:
+        return []
     right: dict[str, list[float | None]] = {"prototype": [], "projection": []}
     for seed in plan.seeds:
         for row, accuracy in classify(plan, seed).items():
             right[row].append(accuracy)
     return [cell("fedd3a-table2", row, "MNIST", right[row]) for row in right if plan.wants(row)]
+
+
+def figure7(plan: Plan) -> Sequence[Cell]:
+    """Features of the global model by domain and class, in the runs of Figure 3 and of all data pooled."""
+    from fedstill.report.figures import draw_features  # slow: imports all of matplotlib
+
+    base = base_tree("silo", plan)
+    cells: list[Cell] = []
+    for row, name in (("Ceiling", "ceiling"), ("FedAvg", "fedavg"), ("FedDF", "feddf"), ("FedD3A", "fedd3a")):
+        if plan.wants(row):
+            runs = runs_of(plan, f"figure7/{row.lower()}", {**base, "algorithm": {"name": name}})
+            cells.append(cell("fedd3a-figure7", row, "accuracy", [run.summary["final_accuracy"] for run in runs]))
+            if not plan.rehearsing and runs[0].folder not in plan.failed:
+                draw_features(runs[0].folder, plan.out / f"features-{row}.png", method="tsne", classes=4, samples=100)
+    return cells
 
 
 def classify(plan: Plan, seed: int) -> dict[str, float]:

@@ -14,12 +14,12 @@ from fedstill.reproduce import Cell, Plan, cell, runs_of
 
 __all__ = ["initialisation", "proximal_penalty", "rounds_to_target"]
 
-TARGETS = {"paper": {"1": 0.8, "0.1": 0.75}, "small": {"1": 0.4, "0.1": 0.3}}
+TARGETS = {"paper": {"1": 0.8, "0.1": 0.75}, "small": {"1": 0.4, "0.1": 0.3}, "tiny": {"1": 0.25, "0.1": 0.2}}
 
 
 def _protocol(plan: Plan, alpha: str, epochs: int, rounds: int, algorithm: str, *more: str) -> tuple[dict[str, Any], list[str]]:
     """The tree and the assignments of one run."""
-    small = plan.scale == "small"
+    small = plan.scale != "paper"
     sets = [
         f'data.root="{plan.root()}"',
         f"clients.partition.alpha={float(alpha)}",

@@ -130,6 +130,8 @@ def draw_panels(toy: Toy, path: Path) -> None:
 
 def toy_figure(plan: Plan) -> Sequence[Cell]:
     """Five panels and two numbers for each fused model."""
+    if plan.rehearsing:
+        return []
     toys = [fuse_toy(seed) for seed in plan.seeds]
     draw_panels(toys[0], plan.out / "figure1.png")
     cells = []

@@ -11,9 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from fedstill.reproduce import Cell, Plan, Run, cell, runs_of
+from fedstill.reproduce.figures import Curve, draw
 from fedstill.run.history import rounds_to
 
-__all__ = ["poison", "table1", "table2"]
+__all__ = ["figure4", "poison", "table1", "table2"]
 
 SYSTEMS = {"FedAvg": "fedavg", "SHOT": "shot", "FADA": "fada", "KD3A": "kd3a", "KDCL": "kdcl"}
 DIGITS = ("mnist_m", "svhn", "usps", "mnist")
@@ -98,6 +99,18 @@ def table2(plan: Plan) -> list[Cell]:
         cells.append(cell("kdcl-table2", title, target, reached))
     for title in dict.fromkeys(title for _, title in by_place):
         cells += [cell("kdcl-table2", title, column, []) for column in DOMAINNET]
+    return cells
+
+
+def figure4(plan: Plan) -> list[Cell]:
+    """Table 1's runs round by round, a panel per target."""
+    cells, found = [], list[Curve]()
+    for target, title, its in runs(plan, list(SYSTEMS)):
+        found.append((target, title, "", [run.history for run in its]))
+        cells.append(cell("kdcl-figure4", title, target, [run.accuracy for run in its]))
+    if cells and not plan.rehearsing:
+        panels = list(dict.fromkeys(c.column for c in cells))
+        draw(plan.out / "kdcl-figure4.png", {"kind": "curves", "y": "accuracy on the target"}, cells, found, panels)
     return cells
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +12,19 @@ from typing import Any, Literal
 from fedstill.core.errors import FedstillError
 from fedstill.run.listener import Listener
 
-__all__ = ["Cell", "Plan", "Published", "Scale", "cell", "published"]
+__all__ = ["Cell", "Job", "Plan", "Published", "Scale", "cell", "published"]
 
-Scale = Literal["tiny", "small", "paper"]  # reproduce runs the small protocol of a study that has no tiny one
+Scale = Literal["tiny", "reduced", "small", "paper"]  # from the smallest; a study that lacks one runs at the next larger
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a study: a configuration, a seed and a folder."""
+
+    name: str
+    folder: Path
+    tree: Mapping[str, Any]
+    assignments: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,15 @@ class Plan:
     sets: tuple[str, ...] = ()  # assignments that override the configuration of every run
     line: bool = False  # also run the systems with judge and line, as separate rows
     listener: Callable[[str], Listener] = lambda name: Listener()
+    jobs: int = 1  # runs at the same time
+    runs: Path | None = None  # the folder of the runs, if several studies share them; otherwise ``out``
+    gathered: list[Job] | None = None  # if given, runs are only listed here, and stand-ins are returned
+    failed: Mapping[Path, str] = field(default_factory=dict)  # runs that failed: folder -> reason
+
+    @property
+    def rehearsing(self) -> bool:
+        """Whether the study is asked which runs it needs; one that computes without runs has nothing to do then."""
+        return self.gathered is not None
 
     def wants(self, row: str) -> bool:
         """Whether the plan includes this row."""

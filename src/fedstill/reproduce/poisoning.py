@@ -59,7 +59,7 @@ def poisoning(plan: Plan) -> Sequence[Cell]:
     cells = []
     for column, poison in columns.items():
         for row, algorithm in SYSTEMS.items():
-            if not plan.wants(row):
+            if not plan.wants(row) or not plan.wants_column(column):
                 continue
             tree = laid_over(setting(plan.scale), {"algorithm": algorithm, **({"data": {"poison": poison}} if poison else {})})
             name = f"{row}-{column}".lower().replace(", ", "-").replace(" ", "-").replace("%", "")

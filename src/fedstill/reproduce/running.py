@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedstill.core.errors import FedstillError
 from fedstill.core.files import atomic_write, to_json
 from fedstill.reproduce.catalogue import STUDIES, Study
-from fedstill.reproduce.plan import Cell, Plan
+from fedstill.reproduce.jobs import Pool, finished, pool, run_jobs
+from fedstill.reproduce.plan import Cell, Job, Plan, Scale
 from fedstill.reproduce.tables import table
 from fedstill.run.history import Line, Summary, read_history, read_summary
+from fedstill.run.listener import Listener
 
-__all__ = ["Run", "reproduce", "runs_of"]
+__all__ = ["Estimate", "Result", "Run", "estimate", "gather", "planned", "reproduce", "runs_of"]
+
+SCALES: tuple[Scale, ...] = get_args(Scale)
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,37 @@ def runs_of(plan: Plan, name: str, tree: Mapping[str, Any], assignments: Sequenc
     printed = ["algorithm.line=false"] if judged and not plan.line else []  # as in the papers
     found = []
     for seed in plan.seeds:
-        config = resolve(tree, [*printed, *given, f"seed={seed}"])
-        folder = plan.out / name / f"seed{seed}"
-        complete(config, folder, plan.listener(f"{name} seed {seed}"))
+        folder = (plan.runs or plan.out) / name / f"seed{seed}"
+        job = Job(f"{name} seed {seed}", folder, tree, (*printed, *given, f"seed={seed}"))
+        config = resolve(tree, job.assignments)
+        if plan.gathered is not None:
+            plan.gathered.append(job)
+        if plan.rehearsing or folder in plan.failed:
+            found.append(stand_in(folder))
+            continue
+        complete(config, folder, plan.listener(job.name))
         found.append(Run(folder, read_summary(folder / "summary.json"), read_history(folder / "history.jsonl")))
     return found
+
+
+class _NoTargets(dict[str, "int | None"]):
+    def __missing__(self, target: str) -> int | None:
+        return None
+
+
+def stand_in(folder: Path) -> Run:
+    """In place of a run that failed or has not been made: every accuracy is NaN, and no target is reached."""
+    nan = math.nan
+    line: Line = {
+        "round": 1,
+        "accuracy": nan,
+        "domains": {"failed": nan},
+        "merged_accuracy": nan,
+        "ensemble_accuracy": nan,
+        "clients": ["failed"],
+        "seconds": {},
+    }
+    return Run(folder, {"final_accuracy": nan, "best_accuracy": nan, "rounds_to": _NoTargets(), "seconds_total": 0.0}, [line])
 
 
 def _has_line(tree: Mapping[str, Any], given: Sequence[str]) -> bool:
@@ -65,11 +98,81 @@ def _has_line(tree: Mapping[str, Any], given: Sequence[str]) -> bool:
     return "line" in options.model_fields and not told
 
 
-def reproduce(name: str, plan: Plan) -> tuple[Study, list[Cell]]:
+@dataclass(frozen=True)
+class Estimate:
+    """What a study will do: its runs, how many of them are finished, and the expected minutes of the others."""
+
+    runs: int
+    finished: int
+    minutes: float
+
+    def __str__(self) -> str:
+        """
+        >>> str(Estimate(8, 2, 90.0))
+        '8 runs, 2 finished; the rest takes about 90 min on two cores (paper scale: one GPU)'
+        """
+        done = f", {self.finished} finished" if self.finished else ""
+        took = f"{self.minutes:.0f} min" if self.minutes >= 1 else "a minute"
+        return f"{self.runs} runs{done}; the rest takes about {took} on two cores (paper scale: one GPU)"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A study's cells, and the runs that failed with the reasons."""
+
+    study: Study
+    cells: list[Cell]
+    failed: dict[str, str]
+
+
+def planned(chosen: Study, plan: Plan) -> Plan:
+    """The plan at the nearest scale that the study has; its smallest one is the small one with fewer rows and other settings."""
+    scale = next((s for s in SCALES[SCALES.index(plan.scale) :] if s in chosen.minutes), plan.scale)
+    if scale != "tiny" or chosen.tiny is None:
+        return replace(plan, scale=scale)
+    return replace(
+        plan,
+        scale=chosen.tiny.scale,  # type: ignore[arg-type]
+        sets=(*chosen.tiny.sets, *plan.sets),
+        only=plan.only or chosen.tiny.only,
+        columns=plan.columns or chosen.tiny.columns,
+    )
+
+
+def gather(chosen: Study, plan: Plan) -> list[Job]:
+    """The runs that the study needs, without running them."""
+    listed: list[Job] = []
+    for lined in (False, True) if plan.line else (False,):
+        try:
+            chosen.run(replace(plan, line=lined, gathered=listed))
+        except FedstillError:
+            raise
+        except Exception:  # a study that cannot do without figures: its other runs follow one after the other
+            break
+    return list({job.folder: job for job in listed}.values())
+
+
+def estimate(name: str, plan: Plan) -> Estimate:
+    """How many runs the plan has and how long those that are not finished should take."""
+    chosen = STUDIES.get(name)
+    mine = planned(chosen, plan)
+    jobs = gather(chosen, mine)
+    whole = gather(chosen, replace(planned(chosen, replace(plan, only=(), columns=())), line=False, seeds=(0,)))
+    done = sum(finished(job) for job in jobs)
+    scale = next((s for s in SCALES[SCALES.index(plan.scale) :] if s in chosen.minutes), "small")
+    share = (len(jobs) - done) / max(1, len(whole)) if jobs else len(plan.seeds)
+    return Estimate(len(jobs), done, chosen.minutes.get(scale, 0.0) * share)
+
+
+def reproduce(name: str, plan: Plan, processes: Pool | None = None, told: Callable[[str], None] = lambda text: None) -> Result:
     """Run the study ``name`` and write ``table.md`` and ``cells.json`` to the plan's folder."""
     chosen = STUDIES.get(name)
-    if plan.scale == "tiny" and not chosen.tiny:
-        plan = replace(plan, scale="small")
+    asked, plan = plan, planned(chosen, plan)
+    with contextlib.ExitStack() as stack:
+        processes = processes or stack.enter_context(pool(plan.jobs))
+        failed = run_jobs(gather(chosen, plan), processes, plan.listener, told)
+    # everything is finished or has failed: the listener has nothing to say a second time
+    plan = replace(plan, failed=failed, listener=lambda name: Listener())
     cells = list(chosen.run(replace(plan, line=False)))
     if plan.line:  # a system without a line gives the same runs again, and no second row
         once = {(cell.row, cell.column): cell.ours for cell in cells}
@@ -77,9 +180,48 @@ def reproduce(name: str, plan: Plan) -> tuple[Study, list[Cell]]:
         cells += [Cell(f"{cell.row} + line", cell.column, cell.ours) for cell in again]
     if not cells:
         raise FedstillError(f"{name} has no such row or column: --only {','.join(plan.only)} --columns {','.join(plan.columns)}")
+    cells = [replace(c, ours=tuple(None if v is None or math.isnan(v) else v for v in c.ours)) for c in cells]
+    root = plan.runs or plan.out
+    reasons = {folder.relative_to(root).as_posix(): reason for folder, reason in failed.items()}
     atomic_write(plan.out / "table.md", table(chosen, cells))
+    atomic_write(plan.out / "cells.json", to_json(record(chosen, asked, plan, cells, reasons)) + "\n")
+    return Result(chosen, cells, reasons)
+
+
+def record(chosen: Study, asked: Plan, plan: Plan, cells: Sequence[Cell], failed: Mapping[str, str]) -> dict[str, Any]:
+    """What is kept of a study: its cells, and how to repeat them."""
     rows = [{"row": c.row, "column": c.column, "ours": list(c.ours), "paper": vars(c.paper) if c.paper else None} for c in cells]
-    atomic_write(
-        plan.out / "cells.json", to_json({"study": name, "scale": plan.scale, "seeds": list(plan.seeds), "cells": rows}) + "\n"
-    )
-    return chosen, cells
+    seconds = [seconds_of(job) for job in gather(chosen, plan)]
+    scale = asked.scale if asked.scale in chosen.minutes else plan.scale
+    return {
+        "study": chosen.name,
+        "scale": scale,
+        "seeds": list(plan.seeds),
+        "command": command(chosen.name, scale, asked),
+        "minutes": round(sum(seconds) / 60, 2),
+        "runs": len(seconds),
+        "failed": dict(failed),
+        "cells": rows,
+    }
+
+
+def seconds_of(job: Job) -> float:
+    """How long a run took; 0 if it did not end."""
+    path = job.folder / "summary.json"
+    return read_summary(path).get("seconds_total", 0.0) if path.exists() else 0.0
+
+
+def command(name: str, scale: str, plan: Plan) -> str:
+    """The command that repeats the study.
+
+    >>> command("fedd3a-table2", "small", Plan(Path("out"), Path("/data"), seeds=(0, 1), sets=("rounds=2",)))
+    'fedstill reproduce fedd3a-table2 --scale small --seeds 0,1 --data DATA --set rounds=2'
+    """
+    words = ["fedstill", "reproduce", name, "--scale", scale, "--seeds", ",".join(map(str, plan.seeds))]
+    words += ["--data", "DATA"] if plan.data else []
+    words += ["--only", ",".join(plan.only)] if plan.only else []
+    words += ["--columns", ",".join(plan.columns)] if plan.columns else []
+    words += ["--line"] if plan.line else []
+    for one in plan.sets:
+        words += ["--set", one]
+    return shlex.join(words)

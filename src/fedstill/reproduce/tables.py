@@ -64,7 +64,8 @@ def cell_texts(found: Cell | None, unit: str) -> list[str]:
         paper = f"{found.paper.value:.{digits}f}{spread}" + (f" ({found.paper.note})" if found.paper.note else "")
     reached = [value for value in found.ours if value is not None]
     if not reached:
-        return [paper, "not reached" if found.ours else "-", ""]
+        missing = "not reached" if unit == "rounds" else "failed"
+        return [paper, missing if found.ours else "-", ""]
     spread = f" ± {stdev(reached):.{digits}f}" if len(reached) > 1 else ""
     of = f" ({len(reached)} of {len(found.ours)})" if len(reached) < len(found.ours) else f" ({len(reached)})"
     difference = f"{fmean(reached) - found.paper.value:+.{digits}f}" if found.paper else ""

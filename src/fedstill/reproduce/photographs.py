@@ -1,0 +1,116 @@
+"""Photographs and news on pretrained networks: the papers' comparisons where their authors started, on PACS and two text sets.
+
+This is not a paper's table. It repeats FedD3A's Table 1 (one long round) and FedDF's comparison over rounds with each domain of
+PACS in turn as the pool, KDCL's Table 1 with each domain in turn as the target, and FedDF's text experiment on frozen MiniLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fedstill.core.nested import laid_over
+from fedstill.reproduce import Cell, Plan, Run, cell, runs_of
+from fedstill.reproduce.never_hurts import PHOTOS, SYSTEMS, frozen_photos, local_training
+from fedstill.run.history import rounds_to
+
+__all__ = ["photographs"]
+
+DISTILLATION = SYSTEMS["FedD3A"]["distillation"]  # alike in all rows, so that they differ by their weights alone
+FUSING: dict[str, dict[str, Any]] = {
+    "FedAvg": {"name": "fedavg"},
+    "FedProx": {"name": "fedprox"},
+    "FedDF": {"name": "feddf", "distillation": DISTILLATION},
+    "Avg": {"name": "fedd3a", "weighting": "avg", "distillation": DISTILLATION},
+    "FedD3A-onehot": {"name": "fedd3a", "weighting": "onehot", "distillation": DISTILLATION},
+    "FedD3A-soft": {"name": "fedd3a", "distillation": DISTILLATION},
+}
+ADAPTING: dict[str, dict[str, Any]] = {  # FADA aligns the backbone, which is frozen here
+    "FedAvg": {"name": "fedavg"},
+    "SHOT": {"name": "shot", "source_rounds": 10, "epochs": 15, "backbone_rate": 1.0},
+    "KD3A": {"name": "kd3a", "target_epochs": 3, "contributions": {"gate": {"start": 0.8}}},
+    "KDCL": {"name": "kdcl"},
+    "KDCL, target trained": {"name": "kdcl", "train_target": True},
+}
+TARGETS = (0.7, 0.8, 0.84)  # of the text runs, as in FedDF's Table 4; its own are for a trained DistilBERT
+
+
+def settings(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Every run: its row, its column, and its configuration."""
+    clients = {"per_domain": 5, "partition": {"kind": "dirichlet", "alpha": 0.1}}
+    trained = {"model": {"train": "last:2"}, "local": {"backbone_rate": 0.1}}
+    for pool in PHOTOS:
+        one, ten = (frozen_photos(plan, pool, rounds=rounds, epochs=epochs) for rounds, epochs in ((1, 30), (10, 3)))
+        protocols = {
+            f"one round {pool}": one,
+            f"ten rounds {pool}": ten,
+            f"skewed {pool}": laid_over(ten, {"clients": clients}),
+            f"last:2 {pool}": laid_over(frozen_photos(plan, pool, rounds=2, epochs=3), trained),
+        }
+        for column, tree in protocols.items():
+            for row, options in FUSING.items():
+                yield row, column, {**tree, "algorithm": options}
+        for row, options in FUSING.items():
+            if row.startswith("Fed") and row not in ("FedAvg", "FedProx"):  # no average of different heads
+                yield row, f"three heads {pool}", {**three_heads(one), "algorithm": options}
+    for target in PHOTOS:
+        for row, options in ADAPTING.items():
+            yield row, f"target {target}", {**adaptation(plan, target), "algorithm": options}
+    for name in ("ag_news", "sst2"):
+        for alpha in (1.0, 0.1):
+            for row in ("FedAvg", "FedDF"):
+                yield row, f"{name} alpha {alpha:g}", {**texts(plan, name, alpha), "algorithm": FUSING[row]}
+
+
+def three_heads(tree: dict[str, Any]) -> dict[str, Any]:
+    """The same protocol with another head at each site: linear, one hidden layer, two."""
+    heads = {"linear": [], "hidden": [256], "two": [256, 128]}
+    variants = {name: {"name": "efficientnet-lite0", "options": {"head": head}} for name, head in heads.items()}
+    model = {key: value for key, value in tree["model"].items() if key not in ("name", "options")}
+    return {**tree, "model": {**model, "clients": list(heads), "variants": variants}}
+
+
+def adaptation(plan: Plan, target: str) -> dict[str, Any]:
+    """The other three domains are the sources; ten rounds, with SHOT's adaptation after the last."""
+    tree = frozen_photos(plan, target, rounds=10, epochs=3)
+    data = {key: value for key, value in tree["data"].items() if key != "server"}
+    bottleneck = {"options": {"bottleneck": 256}}
+    return {**tree, "data": {**data, "target": target}, "model": {**tree["model"], **bottleneck}}
+
+
+def texts(plan: Plan, name: str, alpha: float) -> dict[str, Any]:
+    """Ten sites above a frozen MiniLM; half of the texts, without labels, are the pool."""
+    data = {
+        "root": str(plan.root()),
+        "domains": [name],
+        "holdout": 0.5,
+        "limit": 6000,
+        "test_limit": 1000,
+        "text": {"length": 64},
+    }
+    return {
+        "rounds": 10,
+        "data": data,
+        "clients": {"per_domain": 10, "partition": {"kind": "dirichlet", "alpha": alpha}},
+        "model": {"name": "text:minilm", "train": "head", "options": {"head": [256]}},
+        "local": local_training(5, 0.01),
+        "engine": {"threads": 1},
+    }
+
+
+def photographs(plan: Plan) -> Sequence[Cell]:
+    """Every row in every column that has it; texts also with the rounds to each target."""
+    cells = []
+    for row, column, tree in settings(plan):
+        if plan.wants(row) and plan.wants_column(column):
+            name = f"{column}/{row}".lower().replace(",", "").replace(":", "-").replace(" ", "-")
+            runs = runs_of(plan, name, tree)
+            cells.append(cell("photographs", row, column, [run.accuracy for run in runs]))
+            if column.startswith(("ag_news", "sst2")):
+                cells += [cell("photographs", row, f"{column}, rounds to {goal:.0%}", reached(runs, goal)) for goal in TARGETS]
+    return cells
+
+
+def reached(runs: Sequence[Run], goal: float) -> list[float | None]:
+    """The first round of each run with this accuracy, or None."""
+    return [rounds_to(run.history, goal) for run in runs]
