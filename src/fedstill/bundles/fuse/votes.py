@@ -30,7 +30,7 @@ def check_private(options: FuseOptions, with_pool: bool) -> None:
     if options.keep_ensemble:
         raise FedstillError("keeping the ensemble would publish the teachers that private votes hide: remove one of them")
     if options.start not in ("auto", "own"):
-        raise FedstillError(f"start = {options.start!r} would put a teacher's weights into the student of private votes: use 'own'")
+        raise FedstillError(f"start = {options.start!r} puts a teacher's weights into the student of private votes: use 'own'")
 
 
 def told_votes(weighting: Weighting) -> dict[str, Any] | None:
