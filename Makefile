@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 $(DEV): $(STAMP)
-	$(PIP) -e '.[dev,docs,flower,secure,text,dicom,tensorboard,mlflow,onnx,pretrained]'
+	$(PIP) -e '.[dev,docs,flower,privacy,secure,text,dicom,tensorboard,mlflow,onnx,pretrained]'
 	@touch $@
 
 clean:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import fedstill
 from fedstill.config.votes import Votes
+from fedstill.core.accounting import gaussian_cost
 from fedstill.core.errors import FedstillError
 from fedstill.core.streams import stream
 from fedstill.fusion.weightings import WeightingContext
@@ -23,7 +24,6 @@ from fedstill.fusion.weightings.private_votes import (
     PrivateVotes,
     Spent,
     budget_cost,
-    gaussian_cost,
     spent_epsilon,
 )
 from fedstill.models import build

@@ -30,22 +30,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedstill.config.votes import Votes
+from fedstill.core.accounting import gaussian_cost
 from fedstill.fusion.weightings.contract import Ballot, Voting, WeightingContext, weighting
 
-__all__ = ["NAME", "PrivateVotes", "Spent", "budget_cost", "gaussian_cost", "restored", "spent_epsilon"]
+__all__ = ["NAME", "PrivateVotes", "Spent", "budget_cost", "restored", "spent_epsilon"]
 
 NAME = "private-votes"
 THRESHOLD_SENSITIVITY = 1.0  # of the largest count, if one teacher changes its vote
 HISTOGRAM_SENSITIVITY = math.sqrt(2.0)  # of all counts: one falls by 1, another grows by 1
-
-
-def gaussian_cost(sensitivity: float, sigma: float) -> float:
-    """The Renyi privacy of one Gaussian mechanism, divided by the order: ``s^2 / (2 sigma^2)``.
-
-    >>> gaussian_cost(THRESHOLD_SENSITIVITY, 2.0), round(gaussian_cost(HISTOGRAM_SENSITIVITY, 2.0), 12)
-    (0.125, 0.25)
-    """
-    return sensitivity**2 / (2 * sigma**2)
 
 
 def spent_epsilon(cost: float, delta: float) -> float:

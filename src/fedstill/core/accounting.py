@@ -1,0 +1,155 @@
+"""The privacy that was spent: Rényi differential privacy at fixed orders, composed by adding (Mironov, 2017).
+
+A `Ledger` holds an upper bound of the Rényi divergence for each order in `ORDERS`. The Gaussian mechanism with sensitivity s and
+noise of standard deviation sigma has ``alpha s^2 / (2 sigma^2)`` at order alpha. If each sample takes part with probability q
+(Poisson sampling), the bound is that of Mironov, Talwar and Zhang (2019), computed by Opacus. Epsilon follows by Balle et al.
+(2020, Theorem 21):
+
+    epsilon = min over alpha of  r(alpha) + log((alpha - 1) / alpha) - (log(delta) + log(alpha)) / (alpha - 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedstill.core.errors import FedstillError
+
+__all__ = ["ORDERS", "Ledger", "gaussian_cost", "need_privacy", "noise_for"]
+
+# the orders that Opacus' accountant uses
+ORDERS: tuple[float, ...] = tuple(1 + x / 10 for x in range(1, 100)) + tuple(float(x) for x in range(12, 64))
+LARGEST_NOISE = 1e6
+PRECISION = 1e-4  # of the noise that a budget needs, relative
+
+
+def need_privacy(what: str = "this") -> None:
+    """Refuse in one line if the extra is missing."""
+    try:
+        import opacus.accountants.analysis.rdp  # noqa: F401  # optional, and slow to import
+    except ImportError as error:
+        raise FedstillError(f"{what} needs Opacus: pip install 'fedstill[privacy]'") from error
+
+
+def gaussian_cost(sensitivity: float, sigma: float) -> float:
+    """The Rényi privacy of one Gaussian mechanism without sampling, divided by the order: ``s^2 / (2 sigma^2)``.
+
+    >>> gaussian_cost(1.0, 2.0), round(gaussian_cost(math.sqrt(2.0), 2.0), 12)
+    (0.125, 0.25)
+    """
+    return sensitivity**2 / (2 * sigma**2)
+
+
+@lru_cache(1024)
+def _gaussian(noise: float, rate: float) -> tuple[float, ...]:
+    """The bound of one mechanism at every order."""
+    if noise == 0:
+        return (math.inf,) * len(ORDERS)
+    if rate == 1:
+        return tuple(order * gaussian_cost(1.0, noise) for order in ORDERS)
+    need_privacy("accounting for sampled batches")
+    from opacus.accountants.analysis.rdp import compute_rdp  # optional, and slow to import
+
+    found = []
+    for order in ORDERS:
+        try:
+            bound = float(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=order))
+        except (ValueError, OverflowError):  # a fractional order whose series cannot be summed in floating point
+            bound = math.inf
+        found.append(bound if bound >= 0 else math.inf)  # NaN too
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What was spent so far, as Rényi differential privacy at `ORDERS`. Ledgers are composed by adding.
+
+    >>> spent = Ledger().gaussian(noise=2.0, steps=4)
+    >>> round(spent.epsilon(1e-5), 4)
+    4.7285
+    >>> spent == Ledger().gaussian(2.0, steps=3).plus(Ledger().gaussian(2.0))
+    True
+    >>> Ledger.from_state(spent.state()) == spent, Ledger.from_values(spent.values()) == spent
+    (True, True)
+    >>> Ledger().epsilon(1e-5)
+    0.0
+    """
+
+    rdp: tuple[float, ...] = (0.0,) * len(ORDERS)
+
+    def gaussian(self, noise: float, rate: float = 1.0, steps: int = 1) -> Ledger:
+        """After ``steps`` Gaussian mechanisms with ``noise`` = sigma / sensitivity, each on a Poisson sample with ``rate``.
+
+        Any rate below 1 needs the extra ``privacy``.
+        """
+        if not (noise >= 0 and 0 <= rate <= 1 and steps >= 0):
+            raise ValueError(f"noise {noise}, rate {rate} and steps {steps} are not those of a Gaussian mechanism")
+        if rate == 0 or steps == 0:
+            return self
+        return self.plus(Ledger(tuple(steps * bound for bound in _gaussian(float(noise), float(rate)))))
+
+    def plus(self, other: Ledger) -> Ledger:
+        """Both, one after the other on the same data."""
+        return Ledger(tuple(mine + its for mine, its in zip(self.rdp, other.rdp, strict=True)))
+
+    def epsilon(self, delta: float) -> float:
+        """The epsilon at this delta: 0 if nothing was spent, infinite if there was no noise."""
+        if not any(self.rdp):
+            return 0.0
+        log = math.log(delta)
+        return max(
+            0.0,
+            min(
+                bound + math.log1p(-1 / order) - (log + math.log(order)) / (order - 1)
+                for order, bound in zip(ORDERS, self.rdp, strict=True)
+            ),
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """As tensors, for a message's group."""
+        return {"rdp": torch.tensor(self.rdp, dtype=torch.float64)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> Ledger:
+        """The ledger of `state`; an empty one if there is none."""
+        return cls.from_values(state["rdp"].tolist()) if "rdp" in state else cls()
+
+    def values(self) -> list[float]:
+        """As plain numbers, for JSON."""
+        return list(self.rdp)
+
+    @classmethod
+    def from_values(cls, values: Sequence[float]) -> Ledger:
+        """The ledger of `values`; an empty one if there are none."""
+        if len(values) not in (0, len(ORDERS)):
+            raise FedstillError(f"a privacy ledger has {len(values)} orders, expected {len(ORDERS)}")
+        return cls(tuple(float(value) for value in values)) if len(values) else cls()
+
+
+def noise_for(epsilon: float, delta: float, rate: float = 1.0, steps: int = 1, before: Ledger | None = None) -> float:
+    """The smallest noise, rounded up by at most 1 in 10,000, that keeps ``steps`` Gaussian mechanisms after ``before`` in a budget.
+
+    >>> noise = noise_for(2.0, 1e-5, steps=10)
+    >>> Ledger().gaussian(noise, steps=10).epsilon(1e-5) <= 2.0 < Ledger().gaussian(noise * 0.999, steps=10).epsilon(1e-5)
+    True
+    """
+
+    spent = before or Ledger()
+
+    def enough(noise: float) -> bool:
+        return spent.gaussian(noise, rate, steps).epsilon(delta) <= epsilon
+
+    low, high = 0.0, 1.0
+    while not enough(high):
+        low, high = high, high * 2
+        if high > LARGEST_NOISE:
+            raise FedstillError(f"no noise keeps {steps} steps within epsilon = {epsilon:g} at delta = {delta:g}")
+    while high - low > PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
