@@ -24,7 +24,7 @@ from fedstill.data.samples import Samples
 from fedstill.fusion.weightings import Voting, WeightingContext, make_weighting, options_kind
 from fedstill.models.network import Network
 from fedstill.task import Task
-from fedstill.training.fit import Batch, Fit, Term
+from fedstill.training.fit import Batch, DataFree, Fit, Term
 
 __all__ = ["Cronus", "CronusOptions", "soft_labels"]
 
@@ -52,7 +52,7 @@ def soft_labels(public: Samples, targets: Tensor, weight: float, size: int) -> T
         logits: Tensor = batch.network(batch.network.normalise(public.x[index].to(device)))
         return -weight * (targets[index].to(device) * logits.log_softmax(1)).sum(1).mean()
 
-    return term
+    return DataFree(term)
 
 
 @algorithm

@@ -194,6 +194,7 @@ class DaFKD(FedDF[DaFKDOptions]):
         "weighting": "discriminator",
         "distillation": "weighted mean of probabilities, KL(teachers || student), SGD",
     }
+    private_items = ()  # a game with a generator
     Options = DaFKDOptions
 
     def __init__(self, task: Task, options: DaFKDOptions | None = None):
@@ -310,10 +311,7 @@ class DaFKD(FedDF[DaFKDOptions]):
         )
         client.memory = client.memory.with_parts(discriminator=discriminator.state())
         reply = Message.of(
-            model=clone(network.state_dict()),
-            generator=clone(generator.state_dict()),
-            samples=len(client.data),
-            loss=done.loss,
+            model=clone(network.state_dict()), generator=clone(generator.state_dict()), samples=len(client.data), loss=done.loss
         )
         if self.options.secure:
             return secure.withhold(reply, client)

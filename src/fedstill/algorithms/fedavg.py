@@ -58,6 +58,7 @@ class FedAvg(Algorithm[FedAvgT]):
     paper = "McMahan et al., AISTATS 2017"
     parts = {"merge": "average by examples"}
     sums_models = True
+    private_items: ClassVar[Sequence[str]] = ("model",)
     calibrates: ClassVar[bool] = True  # whether the head of its average can be retrained
     Options: type[FedAvgT] = FedAvgOptions  # type: ignore[assignment]  # the default of FedAvgT
 
@@ -83,6 +84,10 @@ class FedAvg(Algorithm[FedAvgT]):
         if self.secure:
             return secure_average.required(phase)
         return ("statistics",) if phase == DESCRIBE else super().required(phase)
+
+    def sent(self) -> Sequence[str]:
+        """The model, and statistics if the head is calibrated."""
+        return (*super().sent(), "statistics") if self.options.calibrate else super().sent()
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
         """The weights; in the later exchanges of a secure sum, what those need."""

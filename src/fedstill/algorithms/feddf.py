@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -146,6 +146,7 @@ class FedDF(Algorithm[FedDFT]):
         "distillation": "mean of logits, KL(teachers || student), Adam with cosine",
     }
     has_ensemble = True
+    private_items: ClassVar[Sequence[str]] = ("model",)
     public_structure = True
     Options: type[FedDFT] = FedDFPreset  # type: ignore[assignment]  # a subclass names its own
 
@@ -218,6 +219,10 @@ class FedDF(Algorithm[FedDFT]):
         if self.options.contrastive:
             terms.extend(contrastive_terms(message, client, self.options.contrastive.mu, self.options.contrastive.temperature))
         return terms
+
+    def sent(self) -> Sequence[str]:
+        """The model, and the reports that the weighting and the source need."""
+        return (*super().sent(), *([self.report] if self.report is not None else []), *self.described)
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
         """Local training, and the reports that the weighting and the source need."""

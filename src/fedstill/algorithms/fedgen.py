@@ -113,6 +113,7 @@ class FedGen(Counting[FedGenOptions]):
         "weighting": "class counts",
     }
     requires = ("model", "counts")
+    private_items = ()  # generated features accompany each batch
     Options = FedGenOptions
 
     def __init__(self, task: Task, options: FedGenOptions | None = None):

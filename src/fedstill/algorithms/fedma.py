@@ -36,10 +36,11 @@ from fedstill.fusion.merges.matching import (
     spread_shape,
     weighed_by_class,
 )
+from fedstill.local.private import client_fit
 from fedstill.local.reports import make_report
 from fedstill.models.network import Network
 from fedstill.task import Task
-from fedstill.training.fit import fit
+from fedstill.training.fit import steps_of
 from fedstill.training.schedules import learning_rate
 
 __all__ = ["FedMA", "FedMAOptions"]
@@ -67,6 +68,7 @@ class FedMA(Algorithm[FedMAOptions]):
     title = "FedMA"
     paper = "Wang et al., ICLR 2020"
     parts = {"report": "label counts", "merge": "matched, one layer per round"}
+    private_items = ("model", "layer")
     Options = FedMAOptions
 
     def __init__(self, task: Task, options: FedMAOptions | None = None):
@@ -81,6 +83,10 @@ class FedMA(Algorithm[FedMAOptions]):
     def phases(self, round: int) -> Sequence[str]:
         """The layer of this round, or the whole model in the one-shot form."""
         return ("train",) if self.options.form == "one-shot" else (self.layers[(round - 1) % len(self.layers)],)
+
+    def sent(self) -> Sequence[str]:
+        """The model or its layers, and the label counts."""
+        return ("model" if self.options.form == "one-shot" else "layer", "counts")
 
     def cohort(self, round: int) -> int:
         """Clients are sampled for a whole cycle (as in FedDF's appendix C.2)."""
@@ -136,7 +142,7 @@ class FedMA(Algorithm[FedMAOptions]):
             if self.options.retrain_epochs:
                 local = local.model_copy(update={"epochs": self.options.retrain_epochs, "steps": None})
         rate = learning_rate(local.optimizer.lr, local.schedule, client.round, self.task.config.rounds)
-        done = fit(network, client.data, local, rng=client.rng("fit"), lr=rate)
+        done = client_fit(network, client, local, planned=self.planned_steps(client, network), lr=rate)
         state = clone(network.state_dict())
         about: dict[str, Any] = {"samples": len(client.data), "loss": done.loss}
         if phase in ("train", self.layers[-1]):
@@ -145,6 +151,12 @@ class FedMA(Algorithm[FedMAOptions]):
             return Message.of(model=state, **about)
         client.memory = Message.of(model=state)
         return Message.of(layer={part: state[f"{phase}.{part}"] for part in ("weight", "bias")}, **about)
+
+    def planned_steps(self, client: Client, network: Network) -> int:
+        """The most steps that a client takes in all rounds."""
+        local, n = self.task.config.local, len(client.data)
+        again = local.model_copy(update={"epochs": self.options.retrain_epochs or local.epochs, "steps": None})
+        return self.task.config.rounds * max(steps_of(n, local, network), steps_of(n, again, network))
 
     def joined(self, message: Message, client: Client, index: int) -> Network:
         """The client's network with the matched layer instead of its own, and the next layer's inputs in the new order."""

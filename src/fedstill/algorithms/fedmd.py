@@ -24,7 +24,7 @@ from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
 from fedstill.models.network import Network
 from fedstill.models.predict import predict_logits
-from fedstill.training.fit import Fit, fit
+from fedstill.training.fit import Fit, fit, steps_of
 from fedstill.training.options import Local, Optimizer
 
 __all__ = ["FedMD", "FedMDOptions", "PublicConsensus", "PublicOptions", "PublicT"]
@@ -61,6 +61,7 @@ class PublicConsensus(PersonalModels[PublicT]):
     """The base of systems whose clients agree on predictions of public data: FedMD, Cronus."""
 
     needs = ("pool",)
+    private_items = ("predictions",)  # of public data
     Options: type[PublicT] = PublicOptions  # type: ignore[assignment]  # the default of PublicT
 
     def public(self, number: int) -> Samples:
@@ -88,6 +89,13 @@ class PublicConsensus(PersonalModels[PublicT]):
             done = self.train_privately(network, client, "revisit")
         predictions = {"logits": predict_logits(network, self.public(client.round)).cpu()}
         return self.answer(network, client, done).with_parts(predictions=predictions)
+
+    def planned_steps(self, client: Client, network: Network) -> int:
+        """A client's first training, and one in every round."""
+        local = self.task.config.local
+        if self.options.start_epochs:
+            local = local.model_copy(update={"epochs": self.options.start_epochs, "steps": None})
+        return super().planned_steps(client, network) + steps_of(len(client.data), local, network)
 
     def learn(self, network: Network, client: Client, public: Samples, consensus: State) -> Fit:
         """Train on the consensus on ``public`` samples and on the client's own data."""

@@ -30,11 +30,11 @@ from fedstill.fusion.merges.contributions import Contributions, Focus, contribut
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.vote import Gate, knowledge_vote
 from fedstill.fusion.vote_norm import VoteNorm, by_batch_statistics
+from fedstill.local.private import client_fit
 from fedstill.models.network import Network
 from fedstill.models.predict import BATCH
 from fedstill.models.statistics import buffer_names
 from fedstill.task import Task
-from fedstill.training.fit import fit
 from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.schedules import learning_rate
 
@@ -128,6 +128,7 @@ class KD3A(Algorithm[KD3AOptions]):
         "distillation": "hard votes of confident sources, mixup",
     }
     needs = ("target",)
+    private_items = ("model",)
     Options = KD3AOptions
 
     def __init__(self, task: Task, options: KD3AOptions | None = None):
@@ -158,7 +159,7 @@ class KD3A(Algorithm[KD3AOptions]):
         network = client.task.networks.load(client.prototype, {**own, **message.group("model")})
         rate = learning_rate(config.local.optimizer.lr, config.local.schedule, client.round, config.rounds)
         memory = client.memory.group("optimizer") if self.options.keep_momentum else None
-        done = fit(network, client.data, config.local, rng=client.rng("fit"), lr=rate, memory=memory)
+        done = client_fit(network, client, config.local, lr=rate, memory=memory)
         state = clone(network.state_dict())
         kept = {name: tensor for name, tensor in state.items() if name not in message.group("model")}
         client.memory = Message.of(own=kept, optimizer=done.memory)

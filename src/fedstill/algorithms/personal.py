@@ -14,14 +14,13 @@ from typing_extensions import TypeVar
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Scores, Server
 from fedstill.core.message import Message, clone
+from fedstill.local.private import ACCURACY, client_fit
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy
-from fedstill.training.fit import Fit, Term, fit
+from fedstill.training.fit import Fit, Term, steps_of
 from fedstill.training.schedules import learning_rate
 
 __all__ = ["PersonalModels", "PersonalOptions", "PersonalT"]
-
-ACCURACY = "accuracy of "  # the prefix of the values that carry a client's accuracies
 
 
 class PersonalOptions(Options):
@@ -57,7 +56,13 @@ class PersonalModels(Algorithm[PersonalT]):
         config = self.task.config
         local = config.local.model_copy(update={"epochs": epochs, "steps": None}) if epochs else config.local
         rate = learning_rate(local.optimizer.lr, local.schedule, client.round, config.rounds)
-        return fit(network, client.data, local, rng=client.rng(purpose), lr=rate, terms=terms)
+        return client_fit(
+            network, client, local, purpose=purpose, planned=self.planned_steps(client, network), lr=rate, terms=terms
+        )
+
+    def planned_steps(self, client: Client, network: Network) -> int:
+        """The most steps on private data that a client takes in all rounds."""
+        return self.task.config.rounds * steps_of(len(client.data), self.task.config.local, network)
 
     def answer(self, network: Network, client: Client, done: Fit) -> Message:
         """Keep the model, and reply with the values that all these systems send."""

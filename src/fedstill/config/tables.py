@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, field_validator, model_validator
 
+from fedstill.config.sample import Sample
 from fedstill.config.secure import Secure
 from fedstill.config.votes import Votes
 from fedstill.core.options import Part, Positive
@@ -242,7 +243,10 @@ class Evaluation(Part):
 
 
 class Privacy(Part):
-    """What limits what the server learns about a client."""
+    """What limits what is learned about clients and their samples. The tables can be combined."""
+
+    sample: Sample | None = None
+    """Clients train by DP-SGD: what they send has a stated epsilon for each of their samples."""
 
     secure: Secure | None = None
     """Sums that hide single models from the server; ``{}`` takes its defaults."""

@@ -40,7 +40,8 @@ class Line(Part):
     judge: Judge = "auto"
     """Who compares the points: ``server`` on its labelled data (``data.validation``), ``clients`` on data that each holds out
     (``clients.validation``), ``pool`` by agreement with the ensemble on samples held out of the pool, or ``none``. ``auto`` asks
-    the server if it has labelled data, and the clients otherwise, unless they hold nothing out. Test data never judge."""
+    the server if it has labelled data, and the clients otherwise, unless they hold nothing out; with ``privacy.sample`` it asks
+    the pool instead of the clients. Test data never judge."""
     points: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=2)] = [0.0, 0.25, 0.5, 0.75, 1.0]
     """The points to compare: 0 is the average, 1 the student. Clients receive the two ends and compute the others."""
     snapshots: Annotated[int, Field(ge=0)] = 0
@@ -74,6 +75,8 @@ def judge_of(line: Line, config: Config) -> Judge:
     """The judge: as configured, or the best that the task offers."""
     if line.judge != "auto":
         return line.judge
+    if config.privacy.sample is not None:  # it covers what clients train, not verdicts on samples that they hold out
+        return "server" if config.data.validation else "pool"
     return "server" if config.data.validation else "clients" if config.clients.validation else "none"
 
 

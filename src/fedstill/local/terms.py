@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fedstill.core.message import State
 from fedstill.models.network import Network
-from fedstill.training.fit import Batch, Term
+from fedstill.training.fit import Batch, DataFree, PerSample, Term
 
 __all__ = ["contrastive_loss", "distil_from", "model_contrastive", "proximal"]
 
@@ -31,7 +31,7 @@ def proximal(anchor: State, mu: float) -> Term:
         gaps = torch._foreach_sub([p for _, p in named], [anchor[name].to(p.device) for name, p in named])
         return mu / 2 * torch.stack([gap.square().sum() for gap in gaps]).sum()
 
-    return term
+    return DataFree(term)
 
 
 def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Sequence[Tensor], temperature: float) -> Tensor:
@@ -57,7 +57,7 @@ def model_contrastive(global_network: Network, previous: Sequence[Network], mu: 
             z_global, *z_previous = [net.features(batch.x) for net in frozen]
         return mu * contrastive_loss(batch.features, z_global, z_previous, temperature)
 
-    return term
+    return PerSample(term)
 
 
 def distil_from(teacher: Network, weight: float = 1.0, temperature: float = 1.0) -> Term:
@@ -70,4 +70,4 @@ def distil_from(teacher: Network, weight: float = 1.0, temperature: float = 1.0)
         student = F.log_softmax(batch.logits / temperature, dim=1)
         return weight * temperature**2 * F.kl_div(student, target, reduction="batchmean", log_target=True)
 
-    return term
+    return PerSample(term)

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from fedstill.algorithm import Client
 from fedstill.core.message import Message, State
-from fedstill.training.fit import Term, fit
+from fedstill.local.private import client_fit
+from fedstill.training.fit import Term
 from fedstill.training.schedules import learning_rate
 
 __all__ = ["local_update"]
@@ -26,5 +27,5 @@ def local_update(
     config = client.task.config
     network = client.task.networks.load(client.prototype, message.group("model") if start is None else start)
     rate = learning_rate(config.local.optimizer.lr, config.local.schedule, client.round, config.rounds)
-    done = fit(network, client.data, config.local, rng=client.rng("fit"), lr=rate, terms=terms, base_loss=base_loss)
+    done = client_fit(network, client, config.local, lr=rate, terms=terms, base_loss=base_loss)
     return Message.of(model=client.task.networks.snapshot(client.prototype), samples=len(client.data), loss=done.loss)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -17,8 +18,9 @@ from fedstill.models.trunk import Top
 from fedstill.training.batches import batches, smallest_batch, steps_an_epoch
 from fedstill.training.optimizers import by_depth, make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.options import Local
+from fedstill.training.private import DPSGD, check_sums, poisson_batches, privatise, sampling_rate, with_sample_gradients
 
-__all__ = ["Batch", "Fit", "Term", "fit", "varied"]
+__all__ = ["Batch", "DataFree", "Fit", "PerSample", "Term", "fit", "steps_of", "varied"]
 
 
 @dataclass
@@ -35,6 +37,26 @@ class Batch:
 
 
 Term = Callable[[Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class DataFree:
+    """A term that uses none of the batch's samples: with DP-SGD its gradient is added after the noise."""
+
+    term: Term
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return self.term(batch)
+
+
+@dataclass(frozen=True)
+class PerSample:
+    """A term that is the mean over the batch of something about each sample alone: with DP-SGD it is clipped with the loss."""
+
+    term: Term
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return self.term(batch)
 
 
 @dataclass(frozen=True)
@@ -58,12 +80,14 @@ def fit(
     base_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     after: Callable[[Batch], None] | None = None,
     memory: Mapping[str, Tensor] | None = None,
+    private: DPSGD | None = None,
 ) -> Fit:
     """Train ``network`` in place on ``data``: minimise ``base_loss(logits, y)`` plus the sum of ``terms``.
 
     ``parameters`` are those trained (by default all of the network's); ``after`` is called after each step, for an opponent's
     turn. A last batch of one sample is skipped if the network has batch statistics, which one sample cannot give. If a ``memory``
     is given, even an empty one, the optimiser continues from it, and its final state (:func:`optimizer_state`) is in the result.
+    With ``private``, gradients are clipped sample by sample and noised (:mod:`fedstill.training.private`), on Poisson batches.
     """
     network.train()
     chosen = list(parameters) if parameters is not None else [p for p in network.parameters() if p.requires_grad]
@@ -83,38 +107,83 @@ def fit(
     per_epoch = steps_an_epoch(len(data), local, network)
     step = 0
     epochs, steps, drop_last = local.epochs, local.steps, local.drop_last
-    for index in batches(len(data), local.batch_size, rng, epochs=epochs, steps=steps, drop_last=drop_last, least=least):
-        if device.type != "cpu":
-            index = index.to(device)
-        x = whole[index] if whole is not None else normalise(varied(network, data, index, local, rng))
-        y = y_all[index]
-        optimizer.zero_grad(set_to_none=True)
-        batch: Batch | None = None
-        if terms or after:
-            features = network.features(x)
-            logits = network.head(features)
-            loss = base_loss(logits, y)
-            batch = Batch(network, x, y, features, logits, step, rng)
-            for term in terms:
-                loss = loss + term(batch)
-        else:
-            loss = base_loss(network(x), y)
-        loss.backward()
-        if local.clip is not None:
-            nn.utils.clip_grad_norm_(chosen, local.clip)
-        optimizer.step()
-        if after is not None:
-            assert batch is not None
-            after(batch)
-        losses.append(loss.detach())
-        step += 1
-    if not losses:
+    if private is None:
+        indices = batches(len(data), local.batch_size, rng, epochs=epochs, steps=steps, drop_last=drop_last, least=least)
+        free: list[Term] = []
+    else:
+        check_terms(terms, base_loss, after)
+        indices = poisson_batches(len(data), local.batch_size, steps_of(len(data), local, network), private.rng)
+        free, terms = [t for t in terms if isinstance(t, DataFree)], [t for t in terms if isinstance(t, PerSample)]
+    expected = sampling_rate(len(data), local.batch_size) * len(data)
+    with with_sample_gradients(network) if private is not None else nullcontext() as pause:
+        for index in indices:
+            if device.type != "cpu":
+                index = index.to(device)
+            optimizer.zero_grad(set_to_none=True)
+            batch: Batch | None = None
+            if len(index):  # a Poisson batch may be empty
+                x = whole[index] if whole is not None else normalise(varied(network, data, index, local, rng))
+                y = y_all[index]
+                if terms or after:
+                    features = network.features(x)
+                    logits = network.head(features)
+                    loss = base_loss(logits, y)
+                    batch = Batch(network, x, y, features, logits, step, rng)
+                    for term in terms:
+                        loss = loss + term(batch)
+                else:
+                    loss = base_loss(network(x), y)
+                loss.backward()
+                if private is not None and not losses:
+                    check_sums([(name, p) for name, p in network.named_parameters() if p.requires_grad])
+                losses.append(loss.detach())
+            if private is not None and pause is not None:
+                with pause():
+                    extra = free_gradients(network, chosen, free, step, rng)
+                privatise(chosen, private, expected, extra)
+            if local.clip is not None:
+                nn.utils.clip_grad_norm_(chosen, local.clip)
+            optimizer.step()
+            if after is not None:
+                assert batch is not None
+                after(batch)
+            step += 1
+    if not step:
         raise FedstillError(
             f"BatchNorm learns nothing from single samples: {len(data)} in batches of {local.batch_size} leave no batch of two"
         )
-    last = losses[-per_epoch:]
+    last = losses[-per_epoch:] or [torch.zeros(())]
     remembered = optimizer_state(optimizer, network.named_parameters()) if memory is not None else {}
     return Fit(step, float(torch.stack(last).mean()), remembered)
+
+
+def steps_of(samples: int, local: Local, network: nn.Module) -> int:
+    """The number of steps of one call of :func:`fit`.
+
+    >>> steps_of(33, Local(batch_size=32, epochs=3), nn.Linear(1, 1)), steps_of(33, Local(steps=5), nn.Linear(1, 1))
+    (6, 5)
+    """
+    return local.steps if local.steps is not None else local.epochs * steps_an_epoch(samples, local, network)
+
+
+def check_terms(terms: Sequence[Term], base_loss: Callable[..., Tensor], after: object) -> None:
+    """Refuse an objective that is not a sum over samples, whose gradients cannot be clipped one by one."""
+    if after is not None or not all(isinstance(term, DataFree | PerSample) for term in terms):
+        raise FedstillError("privacy.sample clips the gradient of each sample, but a term of this objective couples samples")
+    if base_loss is not F.cross_entropy:
+        raise FedstillError("privacy.sample is for cross-entropy, but this system minimises another loss")
+
+
+def free_gradients(
+    network: Network, parameters: Sequence[nn.Parameter], terms: Sequence[Term], step: int, rng: torch.Generator
+) -> list[Tensor | None] | None:
+    """The gradient of terms that use no sample: they get an empty batch."""
+    if not terms:
+        return None
+    empty = torch.empty(0, device=next(network.parameters()).device)
+    batch = Batch(network, empty, empty, empty, empty, step, rng)
+    total = torch.stack([term(batch) for term in terms]).sum()
+    return list(torch.autograd.grad(total, list(parameters), allow_unused=True))
 
 
 def varied(network: Network, data: Samples, index: Tensor, local: Local, rng: torch.Generator) -> Tensor:

@@ -125,7 +125,8 @@ def _turn(records: fl.RecordDict, about: Mapping[str, Any], context: fl.Context,
     memory: MemoryStore = Memory(where) if where is not None else ContextMemory(context.state, str(about["run"]))
     message = from_records(records)
     result: dict[str, Any] = {}
-    if about["judge"] and isinstance(algorithm.task, NodeTask):
+    # the accuracy on a node's own test data tells of those, and privacy.sample does not cover it
+    if about["judge"] and isinstance(algorithm.task, NodeTask) and algorithm.task.config.privacy.sample is None:
         first = algorithm.phases(round)[0]
         result = _judgement(algorithm.task, received(algorithm, message, memory.read(client, round), first))
     reply = Message() if phase == EVALUATE else client_turn(algorithm, client, round, phase, message, memory)
