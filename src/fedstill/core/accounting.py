@@ -132,7 +132,7 @@ class Ledger:
 
 
 def noise_for(epsilon: float, delta: float, rate: float = 1.0, steps: int = 1, before: Ledger | None = None) -> float:
-    """The smallest noise, rounded up by at most 1 in 10,000, that keeps ``steps`` Gaussian mechanisms after ``before`` in a budget.
+    """The smallest noise, rounded up by at most 1 in 10,000, that keeps ``steps`` mechanisms after ``before`` within a budget.
 
     >>> noise = noise_for(2.0, 1e-5, steps=10)
     >>> Ledger().gaussian(noise, steps=10).epsilon(1e-5) <= 2.0 < Ledger().gaussian(noise * 0.999, steps=10).epsilon(1e-5)
