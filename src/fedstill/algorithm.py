@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from fedstill.core.accounting import Ledger
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.core.options import Part
@@ -101,6 +102,7 @@ class Client:
     memory: Message = field(default_factory=Message)
 
     held: Samples | None = None  # samples held out to judge models, if the system's judge asks clients
+    ledger: Ledger = field(default_factory=Ledger)  # what was spent on this client's samples, in all rounds (privacy)
 
     @classmethod
     def of(cls, task: Task, client: str, round: int, memory: Message | None = None, validation: float = 0.0) -> Client:
@@ -254,6 +256,10 @@ class Algorithm(Generic[OptionsT]):
 
     def required(self, phase: str) -> Sequence[str]:
         """The tensor groups that a reply of ``phase`` must have; by default ``requires`` in every phase."""
+        return self.requires
+
+    def sent(self) -> Sequence[str]:
+        """The tensor groups that clients send, in all exchanges and with all reports."""
         return self.requires
 
     def cohort(self, round: int) -> int:

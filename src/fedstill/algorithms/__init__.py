@@ -9,6 +9,7 @@ from fedstill.algorithm import ALGORITHMS, Algorithm, Options
 from fedstill.core.errors import FedstillError
 from fedstill.core.options import validated
 from fedstill.fusion.sources.generator import check_generated
+from fedstill.local.reports.checks import check_reports
 from fedstill.task import Task
 
 __all__ = ["algorithms", "create", "options_of"]
@@ -50,4 +51,6 @@ def create(task: Task) -> Algorithm:
         raise FedstillError(f"privacy.client noises the sum of updates, and {kind.name} needs more of each client: use {summed}")
     if task.config.privacy.votes is not None and kind.name != "feddf":
         raise FedstillError(f"privacy.votes is for feddf, whose student can learn from votes alone; {kind.name} needs more")
-    return kind(task, options_of(task.config.algorithm))
+    made = kind(task, options_of(task.config.algorithm))
+    check_reports(made)
+    return made

@@ -96,6 +96,10 @@ class FedAvg(Algorithm[FedAvgT]):
             return secure_average.required(phase)
         return ("statistics",) if phase == DESCRIBE else super().required(phase)
 
+    def sent(self) -> Sequence[str]:
+        """The model, and statistics if the head is calibrated."""
+        return (*super().sent(), "statistics") if self.options.calibrate else super().sent()
+
     def instruct(self, server: Server, client: str, round: Round) -> Message:
         """The weights; in the later exchanges of a secure sum, what those need."""
         if self.secure and round.phase != secure_average.FIRST:

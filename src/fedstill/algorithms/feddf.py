@@ -219,6 +219,10 @@ class FedDF(Algorithm[FedDFT]):
             terms.extend(contrastive_terms(message, client, self.options.contrastive.mu, self.options.contrastive.temperature))
         return terms
 
+    def sent(self) -> Sequence[str]:
+        """The model, and the reports that the weighting and the source need."""
+        return (*super().sent(), *([self.report] if self.report is not None else []), *self.described)
+
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
         """Local training, and the reports that the weighting and the source need."""
         early = self.reported(message, client, late=False)

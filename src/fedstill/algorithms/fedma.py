@@ -82,6 +82,10 @@ class FedMA(Algorithm[FedMAOptions]):
         """The layer of this round, or the whole model in the one-shot form."""
         return ("train",) if self.options.form == "one-shot" else (self.layers[(round - 1) % len(self.layers)],)
 
+    def sent(self) -> Sequence[str]:
+        """The model or its layers, and the label counts."""
+        return ("model" if self.options.form == "one-shot" else "layer", "counts")
+
     def cohort(self, round: int) -> int:
         """Clients are sampled for a whole cycle (as in FedDF's appendix C.2)."""
         return round if self.options.form == "one-shot" else round - (round - 1) % len(self.layers)

@@ -70,5 +70,5 @@ class Moon(FedAvg[MoonOptions]):
     def update(self, message: Message, client: Client) -> Message:
         """Train, and keep the result as the previous model."""
         reply = local_update(message, client, self.terms(message, client))
-        client.memory = Message.of(previous=reply.group("model"))
+        client.memory = client.memory.with_parts(previous=reply.group("model"))
         return reply

@@ -9,6 +9,7 @@ import tomli_w
 from pydantic import Field, field_validator, model_validator
 
 from fedstill.config.client_level import ClientLevel
+from fedstill.config.reports import Reports
 from fedstill.config.secure import Secure
 from fedstill.config.votes import Votes
 from fedstill.core.options import Part, Positive
@@ -249,6 +250,9 @@ class Privacy(Part):
     client: ClientLevel | None = None
     """Clipped and noised sums of the clients' updates (FedAvg, FedProx, FedAvgM, MOON): the model's epsilon is stated, for each
     client as a whole."""
+
+    reports: Reports | None = None
+    """Noise on what clients send besides weights: projections, label counts, feature statistics, predictions."""
 
     secure: Secure | None = None
     """Sums that hide single models from the server; ``{}`` takes its defaults."""

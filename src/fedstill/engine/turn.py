@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from fedstill.algorithm import Algorithm, Client
+from fedstill.core.accounting import Ledger
 from fedstill.core.message import Message
 from fedstill.core.streams import seeded
 from fedstill.data.samples import Samples
@@ -15,8 +16,11 @@ from fedstill.fusion.judges import AVERAGE, OTHER, RIGHT, STUDENT, right_answers
 from fedstill.fusion.line import candidates, held_share
 from fedstill.fusion.screening import not_finite
 from fedstill.local.poison import false_update
+from fedstill.local.reports.checks import with_spent
 
 __all__ = ["client_turn"]
+
+LEDGER = "ledger"  # the group of a client's memory that says what was spent on its samples
 
 
 def client_turn(algorithm: Algorithm, client: str, round: int, phase: str, message: Message, memory: MemoryStore) -> Message:
@@ -27,14 +31,19 @@ def client_turn(algorithm: Algorithm, client: str, round: int, phase: str, messa
     later = phase != algorithm.phases(round)[0]  # later phases continue from the state of earlier ones
     before = memory.read(client, round + 1 if later else round)
     person = Client.of(task, client, round, before, held_share(algorithm))
+    person.ledger = Ledger.from_state(before.group(LEDGER))
     message = received(algorithm, message, before, phase)
     with seeded(task.seed, "train", client, round, phase, device=task.device):
         reply = algorithm.train(message, person, phase)
     if keeps_buffers(algorithm, phase):
         reply, kept = without_buffers(reply, person.network)
         person.memory = person.memory.with_parts(**{BUFFERS: kept})
-    if person.memory is not before and not_finite(person.memory) is None:  # a state with NaN would stay broken forever
-        memory.write(client, round, person.memory)
+    after = person.memory if not_finite(person.memory.without(LEDGER)) is None else before  # NaN would stay broken forever
+    if person.ledger != Ledger():  # what was spent is never forgotten
+        after = after.with_parts(**{LEDGER: person.ledger.state()})
+    if after is not before:
+        memory.write(client, round, after)
+    reply = with_spent(person, reply)
     reply = poisoned_reply(algorithm, person, message, reply)
     return packed(reply, person.network) if "model" in algorithm.required(phase) else reply
 
