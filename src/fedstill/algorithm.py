@@ -239,7 +239,9 @@ class Algorithm(Generic[OptionsT]):
     private_items: ClassVar[Sequence[str]] = ()  # what clients send that is made from weights of `client_fit` and public data
     everyone: ClassVar[bool] = False  # every client takes part in every round
     has_ensemble: ClassVar[bool] = False  # whether its teachers can be kept as an ensemble
-    sums_models: ClassVar[bool] = False  # whether its server needs no more than the sum of the models (privacy.secure)
+    sums_models: ClassVar[bool] = (
+        False  # whether its server needs no more than the sum of the models (privacy.secure, privacy.client)
+    )
     public_structure: ClassVar[bool] = False  # whether the server may have its own architecture, model.student
     Options: type[OptionsT] = Options  # type: ignore[assignment]  # the default of OptionsT
 

@@ -156,6 +156,14 @@ def test_nodes_with_data_of_their_own_learn_the_same_and_judge_it_themselves(tmp
     assert all(client["counts"] is None for client in json.loads((tmp_path / "there/clients.json").read_text())["clients"])
 
 
+def test_noised_sums_are_the_same_here_and_there(tmp_path):
+    changes = {"privacy": {"client": {"clip": 0.5, "noise": 0.2, "adaptive": {}}}, "clients": {"fraction": 0.7}, "rounds": 3}
+    here = run(config("fedavgm", **changes), tmp_path / "here")
+    there = over(LocalGrid(client_app(), shares(0, 1)), config("fedavgm", **changes), tmp_path / "there")
+    same(here.server.models["mlp"], there.server.models["mlp"])
+    assert [line["privacy"] for line in there.history] == [line["privacy"] for line in here.history]
+
+
 def test_a_server_with_test_data_uses_it(tmp_path):
     nodes = [{"data": source, "domain": source[9:]} for source in DOMAINS]
     setup = config("fedavg", data={"domains": ["embedded:rotated"]}, rounds=1)

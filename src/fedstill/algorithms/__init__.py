@@ -10,6 +10,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.options import validated
 from fedstill.fusion.sources.generator import check_generated
 from fedstill.local.private import check_private
+from fedstill.local.reports.checks import check_reports
 from fedstill.task import Task
 
 __all__ = ["algorithms", "create", "options_of"]
@@ -46,8 +47,12 @@ def create(task: Task) -> Algorithm:
             f"privacy.secure shows the server only a sum of models, and {kind.name} needs more than that from each client: "
             f"use {summed}" + (", or algorithm.secure = true" if kind.name == "dafkd" else "")
         )
+    if task.config.privacy.client is not None and not kind.sums_models:
+        summed = ", ".join(name for name, other in algorithms().items() if other.sums_models)
+        raise FedstillError(f"privacy.client noises the sum of updates, and {kind.name} needs more of each client: use {summed}")
     if task.config.privacy.votes is not None and kind.name != "feddf":
         raise FedstillError(f"privacy.votes is for feddf, whose student can learn from votes alone; {kind.name} needs more")
     made = kind(task, options_of(task.config.algorithm))
+    check_reports(made)
     check_private(made)
     return made

@@ -12,6 +12,7 @@ A round costs classes x classes numbers each way. No public data is needed, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from fedstill.algorithm import Client, Reply, Round, Server, algorithm
 from fedstill.algorithms.personal import PersonalModels, PersonalOptions
 from fedstill.core.message import Message, State
+from fedstill.local.reports.noise import noised_rows, report_noise
 from fedstill.training.fit import Batch, Term
 
 __all__ = ["FD", "FDOptions", "label_means", "leave_one_out"]
@@ -77,6 +79,17 @@ def label_means(classes: int, space: str, gamma: float, told: State) -> tuple[Te
     return term, sums, counts
 
 
+def noised_means(client: Client, means: Tensor, classes: int) -> State:
+    """The means by label with noise (``privacy.reports``), of every label. Those that the client holds are told from the others
+    by their noised numbers of samples: at least twice the deviation of the noise."""
+    own = client.data.counts(classes).double()
+    rows, counts = noised_rows(client, "predictions", means, (own, 1.0))
+    options = client.task.config.privacy.reports
+    assert options is not None
+    deviation = report_noise(options, client.task.config.rounds) * math.sqrt(2)  # of the second of two parts
+    return {"means": rows.float(), "held": counts >= max(1.0, 2 * deviation)}
+
+
 @algorithm
 class FD(PersonalModels[FDOptions]):
     """Federated distillation by label, leave-one-out as published and averaged over the holders of a label."""
@@ -104,6 +117,8 @@ class FD(PersonalModels[FDOptions]):
         term, sums, counts = label_means(classes, options.space, options.gamma, message.group("told"))
         done = self.train_privately(network, client, "fit", [term])
         predictions = {"means": sums / counts.clamp(min=1)[:, None], "held": counts > 0}
+        if self.task.config.privacy.reports is not None:
+            predictions = noised_means(client, predictions["means"], classes)
         return self.answer(network, client, done).with_parts(predictions=predictions)
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:

@@ -11,10 +11,11 @@ from typing import ClassVar
 from typing_extensions import TypeVar
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
-from fedstill.algorithms import secure_average
+from fedstill.algorithms import private_average, secure_average
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
 from fedstill.fusion.calibration import Calibration, calibrated
+from fedstill.fusion.clipping import update_of
 from fedstill.fusion.distillation.transfer import note_merged
 from fedstill.fusion.merges import MergeName, make_merge, note_shares
 from fedstill.fusion.worst import DropWorst, check_worst, drop_worst
@@ -68,9 +69,20 @@ class FedAvg(Algorithm[FedAvgT]):
         if self.options.calibrate and not self.calibrates:
             raise FedstillError(f"{self.title} already trains the average further: remove calibrate")
         self.secure = task.config.privacy.secure is not None
+        self.private = task.config.privacy.client is not None
+        single = {"drop_worst": self.options.drop_worst, "calibrate": self.options.calibrate}
+        needed = next((name for name, given in single.items() if given), None)
         if self.secure:
-            single = {"drop_worst": self.options.drop_worst, "calibrate": self.options.calibrate}
-            secure_average.check(task, self.options.merge, next((name for name, given in single.items() if given), None))
+            secure_average.check(task, self.options.merge, needed)
+        if self.private:
+            private_average.check(task, self.options.merge, needed)
+
+    def start(self) -> Server:
+        """Initial weights; with ``privacy.client``, also the noise and the norm."""
+        server = super().start()
+        if self.private:
+            server.values.update(private_average.start(self.task))
+        return server
 
     def phases(self, round: int) -> Sequence[str]:
         """One exchange, and another if the head is then calibrated; four for a secure sum."""
@@ -107,6 +119,8 @@ class FedAvg(Algorithm[FedAvgT]):
         if self.secure and phase != secure_average.FIRST:
             return secure_average.train(message, client, phase)
         reply = self.update(message, client)
+        if self.secure and self.private:
+            reply = reply.with_parts(model=update_of(reply.group("model"), message.group("model")))
         return secure_average.withhold(reply, client) if self.secure else reply
 
     def update(self, message: Message, client: Client) -> Message:
@@ -123,12 +137,24 @@ class FedAvg(Algorithm[FedAvgT]):
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """The weighted average, prototype by prototype; with ``calibrate``, its head is then calibrated."""
         if self.secure:
-            return secure_average.fuse(self, server, replies, round, self.options.merge, self.averaged)
+            merge, average = ("uniform", self.noised) if self.private else (self.options.merge, self.averaged)
+            return secure_average.fuse(self, server, replies, round, merge, average)
+        if self.private:
+            return self.noised(server, replies, round)
         if round.phase == DESCRIBE:
             note_merged(self.task, server.models, round)
             models = calibrated(self.task, server.models, replies, self.options.calibration, round)
             return Server(models, server.parts, server.values)
         return self.averaged(server, self.trusted(replies, round), round)
+
+    def noised(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
+        """The average with noise on the sum of the clipped updates (``privacy.client``)."""
+        sums = private_average.masked_sums(replies) if self.secure else private_average.clipped_sums(server, replies)
+        after = private_average.fuse(self.task, server, sums, round, self.averaged)
+        if not self.secure:
+            shares = {reply.client: 1 / private_average.expected(self.task, reply.prototype) for reply in replies}
+            round.note(weights={client: float(f"{share:.5g}") for client, share in shares.items()})
+        return after
 
     def trusted(self, replies: Sequence[Reply], round: Round) -> Sequence[Reply]:
         """The replies that are not dropped."""

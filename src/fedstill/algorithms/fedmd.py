@@ -22,6 +22,7 @@ from fedstill.core.message import Message, State
 from fedstill.core.options import Positive
 from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
+from fedstill.local.reports.noise import noised_rows
 from fedstill.models.network import Network
 from fedstill.models.predict import predict_logits
 from fedstill.training.fit import Fit, fit, steps_of
@@ -87,7 +88,10 @@ class PublicConsensus(PersonalModels[PublicT]):
             done = self.learn(network, client, self.public(int(message.values["subset"])), consensus)
         elif client.memory.group("own"):  # trained before, but there is no consensus yet
             done = self.train_privately(network, client, "revisit")
-        predictions = {"logits": predict_logits(network, self.public(client.round)).cpu()}
+        logits = predict_logits(network, self.public(client.round)).cpu()
+        if self.task.config.privacy.reports is not None:
+            (logits,) = noised_rows(client, "predictions", logits)
+        predictions = {"logits": logits.float()}
         return self.answer(network, client, done).with_parts(predictions=predictions)
 
     def planned_steps(self, client: Client, network: Network) -> int:

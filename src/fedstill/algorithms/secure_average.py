@@ -24,6 +24,7 @@ from fedstill.algorithm import Algorithm, Client, Reply, Round, Server
 from fedstill.config.secure import Secure
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
+from fedstill.fusion.clipping import clipped_to
 from fedstill.fusion.screening import not_finite
 from fedstill.local.masking import FixedPoint, is_key
 from fedstill.local.secure_sum import Secrets, hidden, new_secrets, opened, recovered_sum, revealed, sealed, threshold_of
@@ -113,8 +114,11 @@ def mask(message: Message, client: Client) -> Message:
         raise FedstillError(f"{client.id} hides among at least {client.memory.values['threshold']} clients, not {len(keys)}")
     mine = Secrets.from_text(str(client.memory.values["secrets"]))
     held = opened(client.id, mine, keys_in(client.memory, "seal_keys"), boxes, context)
-    values = float(message.values["share"]) * flat(client.memory.group("trained"))
-    words = hidden(values, client.id, mine, keys, context, point)
+    share, trained = float(message.values["share"]), flat(client.memory.group("trained"))
+    private = client.task.config.privacy.client
+    if private is not None:  # the trained numbers are an update: clipped, also after it is rounded
+        trained = clipped_flat(trained, private.clip, point.error(1) / share)
+    words = hidden(share * trained, client.id, mine, keys, context, point)
     client.memory = client.memory.without("trained", "secrets", "seal_keys").with_parts(held=json.dumps(held))
     return Message.of(masked={"words": words})
 
@@ -126,6 +130,16 @@ def reveal(message: Message, client: Client) -> Message:
         raise FedstillError(f"{client.id} reveals shares only for a sum of at least {client.memory.values['threshold']} clients")
     client.memory = client.memory.without("held", "threshold")
     return Message.of(shares=json.dumps(revealed(held, arrived)))
+
+
+def clipped_flat(update: Tensor, clip: float, error: float) -> Tensor:
+    """The update within the norm ``clip``, whatever rounding adds to each number (at most ``error``)."""
+    within = clip - error * update.numel() ** 0.5
+    if within <= 0:
+        raise FedstillError(
+            f"privacy.client.clip = {clip:g} is below what rounding adds to an update: use privacy.secure.bits = 64"
+        )
+    return clipped_to({"update": update}, within)["update"]
 
 
 def keys_in(message: Message, name: str) -> dict[str, int]:
@@ -220,7 +234,9 @@ def fuse(algorithm: Algorithm, server: Server, replies: Sequence[Reply], round: 
     if round.phase != REVEAL:
         return Server(server.models, parts, {**values, STATE: known})
     after = average(Server(server.models, parts, values), done, round)
-    round.note(weights=weights, secure={"asked": sum(len(g["seal_key"]) for g in known.values()), "summed": len(weights)})
+    if algorithm.task.config.privacy.client is None:  # whose divisor is fixed: no shares of those that arrived
+        round.note(weights=weights)
+    round.note(secure={"asked": sum(len(g["seal_key"]) for g in known.values()), "summed": len(weights)})
     return after
 
 
@@ -268,6 +284,9 @@ def _unmasked(
         where(round.number, name),
         point,
     )
-    model = shaped(summed / sum(facts["share"][client] for client in arrived), server.models[name])
+    like = server.models[name]
+    if algorithm.task.config.privacy.client is not None:  # updates, to be noised before they are rounded
+        like = {key: tensor.double() for key, tensor in like.items()}
+    model = shaped(summed / sum(facts["share"][client] for client in arrived), like)
     samples = sum(facts["samples"][client] for client in arrived)
-    return Reply("the sum", "", name, samples, lambda: Message.of(model=model, samples=samples))
+    return Reply("the sum", "", name, samples, lambda: Message.of(model=model, samples=samples, clients=len(arrived)))

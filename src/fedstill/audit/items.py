@@ -10,6 +10,7 @@ from fedstill.algorithm import ALGORITHMS
 from fedstill.bundles.bundle import Bundle
 from fedstill.core.errors import FedstillError
 from fedstill.report.runs import Run
+from fedstill.run.budgets import NAMES, budget_words
 from fedstill.run.sent import add_items
 
 __all__ = ["RISKS", "Item", "bundle_items", "bundle_privacy", "privacy_words", "run_items"]
@@ -34,6 +35,7 @@ RISKS = {
     "samples": "how many samples the site has",
     "loss": "how well the model fits the site's data, as one mean",
     "classes": "the names of the site's classes",
+    "epsilon": "what its privacy ledger has spent; follows from the options and its number of samples",
     "key": NO_MORE,
     "seal_key": NO_MORE,
     "mask_key": NO_MORE,
@@ -121,15 +123,11 @@ def privacy_words(config: Mapping[str, Any], summary: Mapping[str, Any] | None =
     """
     table = config.get("privacy")
     table = table if isinstance(table, Mapping) else {}
-    told = (summary or {}).get("privacy")
-    told = told if isinstance(told, Mapping) else {}
-    lines, private = [], False
-    kind = table.get("kind", "none")
-    if kind != "none":
-        private = True
-        spent = told.get("epsilon", table.get("epsilon"))
-        said = f"epsilon {spent:.3g}" if isinstance(spent, int | float) else "an epsilon that the run has not recorded yet"
-        lines.append(f"differential privacy of kind '{kind}': {said} at delta {table.get('delta')}")
+    lines = budget_words((summary or {}).get("privacy"))
+    kinds = [kind for kind in NAMES if isinstance(table.get(kind), Mapping)]
+    private = "client" in kinds or "sample" in kinds  # reports alone leave the weights as they are
+    if not lines:
+        lines = [f"{NAMES[kind]}: its epsilon is not recorded yet" for kind in kinds]
     if isinstance(table.get("votes"), Mapping):
         voted = (summary or {}).get("votes")
         told_votes = voted if isinstance(voted, Mapping) else {}
@@ -142,7 +140,8 @@ def privacy_words(config: Mapping[str, Any], summary: Mapping[str, Any] | None =
     if not lines:
         lines = ["not private: no privacy is set, and nothing limits what is learned from what was sent"]
     elif not private:
-        lines.append("not private: no differential privacy limits what the server learns about single samples")
+        rest = "from the rest of what was sent" if "reports" in kinds else "about single samples"
+        lines.append(f"not private: no differential privacy limits what the server learns {rest}")
     return private, lines
 
 

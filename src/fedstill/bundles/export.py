@@ -222,6 +222,8 @@ def export_card(model: Classifier, files: Mapping[str, bytes]) -> str:
     if said.get("domains"):
         rows = [[name, f"{100 * value:.1f}"] for name, value in said["domains"].items()]
         lines += ["", "## Accuracy on the test sets (%)", "", *table(["domain", "accuracy"], rows)]
+    if said.get("privacy"):
+        lines += ["", "## Privacy", "", *(f"* {plain(text, 1000)}." for text in said["privacy"])]
     lines += ["", "## Inputs", "", _inputs(model), "", "## Use", ""]
     where = "the folder or file that this model was exported from"
     lines += ["With fedstill:", "", *with_fedstill(where, model.preprocessing)]

@@ -29,6 +29,7 @@ from fedstill.models.classifier import Classifier
 from fedstill.models.files import read_state
 from fedstill.models.network import Network
 from fedstill.models.text import encoder_folder, is_encoder
+from fedstill.run.budgets import budget_words
 from fedstill.run.history import read_history, sound_summary
 
 __all__ = ["load", "read_ensemble"]
@@ -255,6 +256,7 @@ def _of_run(folder: Path) -> dict[str, Any]:
         "seed": found.get("seed"),
         "accuracy": found.get("final_accuracy"),
         "domains": scored[-1].get("domains", {}) if scored else {},
+        "privacy": budget_words(found.get("privacy")),
     }
 
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, field_validator, model_validator
 
+from fedstill.config.client_level import ClientLevel
+from fedstill.config.reports import Reports
 from fedstill.config.sample import Sample
 from fedstill.config.secure import Secure
 from fedstill.config.votes import Votes
@@ -16,7 +18,7 @@ from fedstill.data.partition import Partition
 from fedstill.data.reading import Reading
 from fedstill.training.options import Local
 
-__all__ = ["Config", "to_toml"]
+__all__ = ["Config", "Privacy", "to_toml"]
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
@@ -114,7 +116,8 @@ class Clients(Part):
     """How a domain's training samples are divided among its clients."""
 
     fraction: Fraction = 1.0
-    """Fraction of all clients that takes part in a round, at least one client."""
+    """Fraction of all clients that takes part in a round, at least one client. With ``privacy.client``, the probability with
+    which each client takes part: their number varies, and may be none."""
 
     per_round: Positive | None = None
     """Number of clients that take part in a round, instead of ``fraction``."""
@@ -129,7 +132,7 @@ class Clients(Part):
     is lost to training. The second favours the average where clients come to know their samples by heart."""
 
     min_replies: Positive = 1
-    """The run stops if an exchange brings fewer usable replies than this."""
+    """The run stops if an exchange brings fewer usable replies than this, or than the clients drawn with ``privacy.client``."""
 
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds that each exchange of a round waits for replies; no limit if not set. No effect on the engine ``inprocess`` without
@@ -247,6 +250,13 @@ class Privacy(Part):
 
     sample: Sample | None = None
     """Clients train by DP-SGD: what they send has a stated epsilon for each of their samples."""
+
+    client: ClientLevel | None = None
+    """Clipped and noised sums of the clients' updates (FedAvg, FedProx, FedAvgM, MOON): the model's epsilon is stated, for each
+    client as a whole."""
+
+    reports: Reports | None = None
+    """Noise on what clients send besides weights: projections, label counts, feature statistics, predictions."""
 
     secure: Secure | None = None
     """Sums that hide single models from the server; ``{}`` takes its defaults."""

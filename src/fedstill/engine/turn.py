@@ -18,6 +18,7 @@ from fedstill.fusion.line import candidates, held_share
 from fedstill.fusion.screening import not_finite
 from fedstill.local.poison import false_update
 from fedstill.local.private import released
+from fedstill.local.reports.checks import with_spent
 
 __all__ = ["client_turn"]
 
@@ -44,7 +45,7 @@ def client_turn(algorithm: Algorithm, client: str, round: int, phase: str, messa
         after = after.with_parts(**{LEDGER: person.ledger.state()})
     if after is not before:
         memory.write(client, round, after)
-    reply = released(algorithm, person, reply, spent)
+    reply = with_spent(person, released(algorithm, person, reply, spent))
     reply = poisoned_reply(algorithm, person, message, reply)
     return packed(reply, person.network) if "model" in algorithm.required(phase) else reply
 

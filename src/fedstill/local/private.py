@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from fedstill.algorithm import Algorithm, Client
-from fedstill.config.sample import Sample
 from fedstill.config.tables import Config
 from fedstill.core.accounting import Ledger, need_privacy, noise_for
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
+from fedstill.local.reports.checks import COVERED
 from fedstill.models.network import Network
 from fedstill.task import Task
 from fedstill.task.sites import NodeTask
@@ -47,7 +47,7 @@ def client_fit(
         return fit(network, client.data, local, rng=rng, **options)
     n, config = len(client.data), client.task.config
     rate, steps = sampling_rate(n, local.batch_size), steps_of(n, local, network)
-    noise = noise_of(sample, rate, planned or config.rounds * steps)
+    noise = noise_of(config, rate, planned or config.rounds * steps)
     after = client.ledger.gaussian(noise, rate, steps)
     if sample.epsilon is not None and after.epsilon(sample.delta) > sample.epsilon * SLACK:
         raise FedstillError(
@@ -58,12 +58,16 @@ def client_fit(
     return fit(network, client.data, local, rng=rng, private=DPSGD(noise, sample.max_grad_norm, secret), **options)
 
 
-def noise_of(sample: Sample, rate: float, steps: int) -> float:
-    """The noise in force: as configured, or the least with which ``steps`` steps are within the budget."""
+def noise_of(config: Config, rate: float, steps: int) -> float:
+    """The noise in force: as configured, or the least with which ``steps`` steps are within the budget, beside a report in every
+    round if reports have noise."""
+    sample, reports = config.privacy.sample, config.privacy.reports
+    assert sample is not None
     if sample.noise is not None:
         return sample.noise
     assert sample.epsilon is not None
-    return noise_for(sample.epsilon, sample.delta, rate, steps)
+    told = Ledger() if reports is None or reports.noise is None else Ledger().gaussian(reports.noise, steps=config.rounds)
+    return noise_for(sample.epsilon, sample.delta, rate, steps, told)
 
 
 def covered_by(config: Config, own: Sequence[str], item: str) -> str | None:
@@ -77,7 +81,7 @@ def covered_by(config: Config, own: Sequence[str], item: str) -> str | None:
     """
     if config.privacy.sample is not None and (item in own or item == "masked"):  # masks hide a model that is private already
         return "sample"
-    return None
+    return "reports" if config.privacy.reports is not None and item in COVERED else None
 
 
 def check_private(algorithm: Algorithm) -> None:
@@ -93,6 +97,9 @@ def check_private(algorithm: Algorithm) -> None:
             raise FedstillError(
                 f"privacy.sample covers trained weights, but clients of {algorithm.name} also send '{item}' of their samples"
             )
+    told = [item for item in algorithm.sent() if item not in algorithm.private_items]
+    if len(told) > 1 and config.privacy.sample.noise is None:
+        raise FedstillError(f"privacy.sample.epsilon plans for one report, and clients send {' and '.join(told)}: set noise")
     if task.kind == "vector" and any(domain.standardised != "none" for domain in task.raw_domains.values()):
         raise FedstillError("privacy.sample does not cover means and deviations of rows: set data.standardise = 'none'")
     line = getattr(algorithm.options, "line", None)
@@ -109,7 +116,7 @@ def check_private(algorithm: Algorithm) -> None:
     if sizes:  # a budget that no noise can keep is a mistake of the configuration, not of a client
         local, network = config.local, task.networks.get(task.networks.prototypes[0])
         steps = config.rounds * steps_of(min(sizes), local, network)
-        noise_of(config.privacy.sample, sampling_rate(min(sizes), local.batch_size), steps)
+        noise_of(config, sampling_rate(min(sizes), local.batch_size), steps)
 
 
 def example(task: Task) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fedstill.report.distilled import carried_gain, delivered_gain, distils, line_data
 from fedstill.report.reading import number
 from fedstill.report.runs import Run
+from fedstill.run.budgets import budget_words
 from fedstill.run.history import Line
 
 __all__ = ["run_data"]
@@ -47,6 +48,7 @@ def run_data(run: Run, name: str) -> dict[str, Any]:
         "weightsByDomain": _weights_by_domain(lines),
         "weighs": _weighs(lines),
         "dropped": [{"round": line["round"], **dropped} for line in lines for dropped in line.get("dropped", [])],
+        "privacy": budget_words(next((line["privacy"] for line in reversed(lines) if line.get("privacy")), None)),
         "command": _command(run),
         "config": _config_text(run),
         "versions": {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},

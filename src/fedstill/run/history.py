@@ -70,6 +70,7 @@ class Line(TypedDict, total=False):
     weights_by_domain: dict[str, dict[str, float]]  # domain of the pool -> client -> mean weight
     distillation: dict[str, Any]  # by student: steps, first and last loss; or of a single student
     losses: dict[str, float]
+    privacy: dict[str, dict[str, Any]]  # spent so far, by mechanism (run/budgets.py): epsilon, delta, what they cover
     votes: dict[str, Any]  # private votes so far: asked, answered, epsilon, delta; left out in this round; what epsilon covers
     line: dict[str, Any]  # who judged the points between average and student, their scores, what was delivered and carried
     generator: dict[str, float]  # of a generator's samples: within, between, label_agreement
@@ -88,6 +89,7 @@ class Summary(TypedDict, total=False):
     rounds_to: dict[str, int | None]  # target -> the first round that reached it
     bytes_total: int
     seconds_total: float
+    privacy: dict[str, dict[str, Any]]  # spent budgets, as in the last line of the history that has them
     votes: dict[str, Any]  # private votes: as in the last line of the history
     versions: dict[str, str]
     command: str  # how to repeat the run, if another program wrote the folder
@@ -244,8 +246,10 @@ def summary(algorithm: str, seed: int, history: Sequence[Line], targets: Sequenc
     scored = _scored(history)
     best_round, best = max(scored, key=lambda one: one[1], default=(None, None))
     voted = [line["votes"] for line in history if "votes" in line]
+    spent = [line["privacy"] for line in history if "privacy" in line]
     return {
         **({"votes": voted[-1]} if voted else {}),
+        **({"privacy": spent[-1]} if spent else {}),
         "algorithm": algorithm,
         "seed": seed,
         "rounds": history[-1]["round"] if history else 0,

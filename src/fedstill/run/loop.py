@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import torch
 
 from fedstill.algorithm import Algorithm, Reply, Round, Server
@@ -19,6 +20,7 @@ from fedstill.core.streams import numpy_stream, seeded
 from fedstill.engine.exchange import EVALUATE, Engine, Outcome
 from fedstill.engine.inprocess import InProcess
 from fedstill.run import history as records
+from fedstill.run.budgets import client_budgets, said_epsilon
 from fedstill.run.checkpoint import save_checkpoint
 from fedstill.run.clients import client_records
 from fedstill.run.confusion import write_confusion
@@ -31,7 +33,7 @@ from fedstill.run.screening import screened
 from fedstill.run.sent import add_items
 from fedstill.task import Task
 
-__all__ = ["Result", "drive", "run", "sample_clients"]
+__all__ = ["Result", "drive", "run", "sample_clients", "sample_independently"]
 
 
 def sample_clients(ids: Sequence[str], count: int, seed: int, round: int) -> list[str]:
@@ -44,6 +46,17 @@ def sample_clients(ids: Sequence[str], count: int, seed: int, round: int) -> lis
         return list(ids)
     chosen = numpy_stream(seed, "sample", round).choice(len(ids), size=count, replace=False)
     return [ids[i] for i in sorted(chosen)]
+
+
+def sample_independently(ids: Sequence[str], fraction: float, seed: int | None, round: int) -> list[str]:
+    """The clients of a round if each takes part with probability ``fraction``, whatever the others do: there may be none. This is
+    the sampling that privacy is accounted for. Without a seed, the operating system draws.
+
+    >>> sample_independently(["a", "b"], 1.0, 0, 1), sample_independently(["a", "b"], 1e-9, 0, 1)
+    (['a', 'b'], [])
+    """
+    rng = numpy_stream(seed, "sample", round) if seed is not None else np.random.default_rng()
+    return [name for name, draw in zip(ids, rng.random(len(ids)), strict=True) if draw < fraction]
 
 
 def run(config: Config, out: Path, *, resume: bool = False, listeners: Sequence[Listener] = ()) -> Result:
@@ -123,8 +136,12 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
         count = len(ids)
     for number in range(done + 1, config.rounds + 1):
         context = Round(number, config.rounds, config.seed, progress=told.progress)
-        chosen = sample_clients(ids, count, config.seed, algorithm.cohort(number))
-        server, line, heard = _round(algorithm, engine, server, chosen, context)
+        private = config.privacy.client
+        if private is None:
+            chosen = sample_clients(ids, count, config.seed, algorithm.cohort(number))
+        else:
+            chosen = sample_independently(ids, config.clients.fraction, None if private.secret else config.seed, number)
+        server, line, heard = _round(algorithm, engine, server, chosen, context, history[-1] if history else None)
         if not task.tests and history:  # in this round, the clients tested the model of the last round
             judge(history[-1], heard, path, history)
             told.round(history[-1])
@@ -181,13 +198,16 @@ def _note(algorithm: Algorithm, outcome: Outcome, heard: Heard) -> None:
 TAKEN = ("merged_accuracy", "ensemble_accuracy", "evaluate_seconds", "warnings")
 
 
-def _round(algorithm: Algorithm, engine: Engine, server: Server, chosen: list[str], context: Round) -> tuple[Server, Line, Heard]:
+def _round(
+    algorithm: Algorithm, engine: Engine, server: Server, chosen: list[str], context: Round, last: Line | None
+) -> tuple[Server, Line, Heard]:
     config = algorithm.task.config
     heard: Heard = {}
     seconds = {"train": 0.0, "fuse": 0.0, "evaluate": 0.0}
     down = up = 0
     dropped: list[Dropped] = []
     sent: dict[str, int] = {}
+    spent: dict[str, float] = {}  # by client, where each keeps a privacy ledger
     present = list(chosen)
     for phase in algorithm.phases(context.number):
         context.phase = phase
@@ -201,26 +221,30 @@ def _round(algorithm: Algorithm, engine: Engine, server: Server, chosen: list[st
             reply, reason = screened(algorithm, server, phase, outcome)
             if reply is not None:
                 found[outcome.client] = reply
-                add_items(sent, reply.message)
+                message = reply.message
+                add_items(sent, message)
+                if (epsilon := said_epsilon(message.values)) is not None:
+                    spent[outcome.client] = epsilon
             else:
                 dropped.append({"client": outcome.client, "reason": reason})
             context.progress(phase, len(found) + len(dropped), len(chosen))
         present = [client for client in present if client in found]  # in the order of sampling, not of arrival
         seconds["train"] += time.perf_counter() - clock
-        if len(present) < config.clients.min_replies:
+        least = config.clients.min_replies
+        if len(present) < (least if config.privacy.client is None else min(least, len(chosen))):  # few may be drawn by chance
             reasons = "; ".join(f"{d['client']}: {d['reason']}" for d in dropped[:3])
             raise FedstillError(
                 f"round {context.number} has {len(present)} usable replies, fewer than min_replies = "
-                f"{config.clients.min_replies} ({reasons})"
+                f"{least} ({reasons})"
                 + (f"; the checkpoint of round {context.number - 1} can be resumed" if context.number > 1 else "")
             )
         clock = time.perf_counter()
         evaluated = context.notes.get("evaluate_seconds", 0.0)
         with seeded(config.seed, "fuse", context.number, phase, device=algorithm.task.device):
             server = algorithm.fuse(server, [found[client] for client in present], context)
-        spent = time.perf_counter() - clock
+        took = time.perf_counter() - clock
         measured = context.notes.get("evaluate_seconds", 0.0) - evaluated
-        seconds["fuse"] += spent - measured
+        seconds["fuse"] += took - measured
         seconds["evaluate"] += measured
     clock = time.perf_counter()
     settled = settle(algorithm, engine, server, present, context)
@@ -248,4 +272,7 @@ def _round(algorithm: Algorithm, engine: Engine, server: Server, chosen: list[st
         }
     )
     own = {name: value for name, value in context.notes.items() if name not in TAKEN}
+    budgets = {**own.pop("privacy", {}), **client_budgets(config.privacy, spent, last)}
+    if budgets:
+        line["privacy"] = budgets
     return server, records.with_notes(line, own), heard

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fedstill.core.console import console, counted, duration, megabytes, remark
+from fedstill.run.budgets import budget_words
 from fedstill.run.clients import client_records
 from fedstill.run.effort import effort_of
 from fedstill.run.history import Line, Summary
@@ -134,6 +135,8 @@ class Shown(Listener):
         )
         if "votes" in summary:
             remark(votes_in_words(summary["votes"]))
+        for text in budget_words(summary.get("privacy")):
+            remark(text)
 
     def kept(self, folder: Path) -> None:
         """Print that there was nothing to do."""

@@ -2,8 +2,8 @@
 
 Features are clipped first, so that one sample more or less changes, in its class alone, the count by 1, the sum by at most
 ``clip`` and the second moments by at most ``clip``^2 (docs/privacy.md). What leaves the site is then computed from what the
-mechanism returned and from nothing else. fedstill has no mechanism of its own: by default nothing acts here, and no noise is
-added.
+mechanism returned and from nothing else. By default nothing acts here, and no noise is added; ``[privacy.reports]`` is a Gaussian
+mechanism (:mod:`fedstill.local.reports.noise`).
 """
 
 from __future__ import annotations

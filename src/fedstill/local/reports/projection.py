@@ -22,6 +22,8 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.core.options import Part, Positive
 from fedstill.local.reports.contract import report
+from fedstill.local.reports.moments import clipped
+from fedstill.local.reports.noise import noised, report_noise, symmetric
 from fedstill.models.predict import apply
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "definition",
     "expand",
     "fault",
+    "private_subspace",
     "project",
     "projection_matrix",
     "scaled_alpha",
@@ -209,6 +212,28 @@ def subspace(features: Tensor, options: Projection) -> State:
     return {name: tensor.float() for name, tensor in compress(p, options.rank).items()}
 
 
+def private_subspace(seconds: Tensor, samples: int, deviation: float, options: Projection) -> State:
+    """What is sent for a noised matrix of second moments ``S = sum z z' + E`` of ``samples`` features, where E is symmetric with
+    entries of this deviation. It uses nothing else of the features, and S has each sample's own feature instead of batch means:
+    one sample changes S by at most the square of its norm, but it is in a mean with others, and moves them to other batches.
+
+    ``S / batch_size`` has the scale of the paper's ``Z'Z``, since as many means as ``samples / batch_size`` are summed there. The
+    eigenvalues of E end near ``2 deviation sqrt(d)`` (Wigner): directions below this are noise and are left out.
+
+    >>> private_subspace(torch.diag(torch.tensor([90.0, 1.0])), 9, 1.0, Projection(relative=False, alpha=3.0, batch_size=10))
+    {'matrix': tensor([[0.7500, 0.0000],
+            [0.0000, 0.0000]])}
+    """
+    values, vectors = torch.linalg.eigh(seconds.double())
+    values = torch.where(values > 2 * deviation * len(values) ** 0.5, values, 0.0)
+    power = float(values.sum()) / samples  # of what is left, the mean squared norm
+    alpha = options.alpha * power if options.relative and power > 0 else options.alpha
+    kept = values / options.batch_size
+    sizes = 1 - 1 / (alpha + kept) if options.literal else kept / (kept + alpha)  # P^ = (alpha I + Z'Z)^-1, as above
+    p = (vectors * sizes) @ vectors.T
+    return {name: tensor.float() for name, tensor in compress(p, options.rank).items()}
+
+
 @report("projection")
 def projection_report(message: Message, client: Client, options: Mapping[str, Any]) -> State:
     """The subspace of the client's features under the backbone that it was sent (step 2, before local training)."""
@@ -219,4 +244,10 @@ def projection_report(message: Message, client: Client, options: Mapping[str, An
     features = apply(network.features, network, client.data.take(order[: chosen.sample]))
     if features.ndim != 2:
         raise FedstillError(f"model '{prototype}' has features of shape {tuple(features.shape[1:])}; a projection needs vectors")
-    return subspace(features, chosen)
+    private = client.task.config.privacy.reports
+    if private is None:
+        return subspace(features, chosen)
+    z = clipped(features.double().cpu(), private.clip)
+    bound = private.clip**2  # of z z'
+    seconds = symmetric(*noised(client, "projection", (z.T @ z, bound)))
+    return private_subspace(seconds, len(z), bound * report_noise(private, client.task.config.rounds), chosen)

@@ -25,6 +25,7 @@ from fedstill.data.samples import Samples
 from fedstill.local.reports.contract import report
 from fedstill.local.reports.coverage import MOST, covered
 from fedstill.local.reports.moments import Mechanism, clipped, gaussian_of, moments_of
+from fedstill.local.reports.noise import moments_mechanism
 from fedstill.models.network import Network
 from fedstill.models.predict import apply
 from fedstill.models.trunk import Top
@@ -252,10 +253,13 @@ def features_of(network: Network, samples: Samples) -> Tensor:
 
 @report("statistics")
 def reported_statistics(message: Message, client: Client, options: Mapping[str, Any]) -> State:
-    """The client's Gaussians under the weights as received."""
-    wanted = Statistics.model_validate(dict(options))
+    """The client's Gaussians under the weights as received; with ``privacy.reports``, of noised moments of clipped features."""
+    wanted, private = Statistics.model_validate(dict(options)), client.task.config.privacy.reports
     network = client.task.networks.load(client.prototype, message.group("model"))
-    return site_statistics(network, client.data, wanted, client.rng("coverage"))
+    if private is None:
+        return site_statistics(network, client.data, wanted, client.rng("coverage"))
+    wanted = wanted.model_copy(update={"clip": private.clip})
+    return site_statistics(network, client.data, wanted, mechanism=moments_mechanism(client))
 
 
 def site_statistics(
@@ -364,4 +368,5 @@ def reply_fault(task: Task, client: str, part: Mapping[str, Tensor]) -> str | No
     who = task.clients[client]
     network = task.networks.get(who.prototype)
     trunk = network.digest if isinstance(network, Top) else None
-    return statistics_fault(part, math.prod(statistics_shape(task, who.prototype)), len(task.classes), who.samples, trunk)
+    known = who.samples if task.config.privacy.reports is None else None  # noised counts may add up to more
+    return statistics_fault(part, math.prod(statistics_shape(task, who.prototype)), len(task.classes), known, trunk)

@@ -78,8 +78,8 @@ function drawContents() {
 function drawAll() {
   usePalette(colours().scheme);
   for (const part of [
-    drawHead, drawVerdict, drawProblems, drawSwitches, drawTable, drawAccuracyOf, drawCurves, drawDistillation, drawLine,
-    drawTargets, drawAccuracyBars, drawConfusion, drawCost, drawPartition, drawWeights, drawCoverage, drawFeatures, drawLosses,
-    drawImages, drawDropped, drawRepeat, drawContents,
+    drawHead, drawVerdict, drawProblems, drawSwitches, drawTable, drawAccuracyOf, drawPrivacy, drawCurves, drawDistillation,
+    drawLine, drawTargets, drawAccuracyBars, drawConfusion, drawCost, drawPartition, drawWeights, drawCoverage, drawFeatures,
+    drawLosses, drawImages, drawDropped, drawRepeat, drawContents,
   ]) part();
 }

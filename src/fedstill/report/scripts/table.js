@@ -65,6 +65,12 @@ function drawAccuracyOf() {
   $("accuracy-of").textContent = told.map((m) => `The accuracy of ${m.label} is that of ${m.accuracyOf}.`).join(" ");
 }
 
+function drawPrivacy() {
+  const told = data.runs.filter((run) => run.privacy.length);
+  show("privacy", told.length);
+  $("privacy").replaceChildren(...told.map((run) => element("li", {}, `${run.name}: ${run.privacy.join(". ")}.`)));
+}
+
 function tableAs(form) {
   const { head, foot } = data.table[form];
   return [...head, ...tableOrder().map(({ row }) => row[form]), ...foot].join("\n") + "\n";
