@@ -18,7 +18,8 @@ from fedstill.run.history import rounds_to
 
 __all__ = ["photographs"]
 
-# alike in all rows, so that they differ by their weights alone; as in the preset ``photos``
+# as in the preset ``photos``; alike in all rows, so that they differ by their weights alone
+LOCAL = {"batch_size": 64, "optimizer": {"name": "sgd", "lr": 0.02, "momentum": 0.9}}
 DISTILLATION = {"epochs": 5, "batch_size": 64, "optimizer": {"name": "adam", "lr": 1e-3}}
 FUSING: dict[str, dict[str, Any]] = {
     "FedAvg": {"name": "fedavg"},
@@ -46,12 +47,12 @@ def settings(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Every run: its row, its column, and its configuration."""
     clients = {"per_domain": 5, "partition": {"kind": "dirichlet", "alpha": 0.1}}
     for pool in PHOTOS:
-        one, ten = (frozen_photos(plan, pool, rounds=rounds, epochs=epochs) for rounds, epochs in ((1, 30), (10, 3)))
+        one, ten, two = (photos(plan, pool, rounds, epochs) for rounds, epochs in ((1, 30), (10, 3), (2, 3)))
         protocols = {
             f"one round {pool}": one,
             f"ten rounds {pool}": ten,
             f"skewed {pool}": laid_over(ten, {"clients": clients}),
-            f"last:2 {pool}": laid_over(frozen_photos(plan, pool, rounds=2, epochs=3), LAST),
+            f"last:2 {pool}": laid_over(two, LAST),
         }
         for column, tree in protocols.items():
             for row, options in FUSING.items():
@@ -76,6 +77,11 @@ def settings(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any]]]:
                     yield row, column, {**texts(plan, name, alpha, pool), "algorithm": FUSING[row]}
 
 
+def photos(plan: Plan, pool: str, rounds: int, epochs: int) -> dict[str, Any]:
+    """PACS on a frozen pretrained network, one site per domain; the server has the domain ``pool``."""
+    return laid_over(frozen_photos(plan, pool, rounds=rounds, epochs=epochs), {"local": LOCAL})
+
+
 def three_heads(tree: dict[str, Any]) -> dict[str, Any]:
     """The same protocol with another head at each site: linear, one hidden layer, two."""
     heads = {"linear": [], "hidden": [256], "two": [256, 128]}
@@ -86,7 +92,7 @@ def three_heads(tree: dict[str, Any]) -> dict[str, Any]:
 
 def adaptation(plan: Plan, target: str, rounds: int) -> dict[str, Any]:
     """The other three domains are the sources."""
-    tree = frozen_photos(plan, target, rounds=rounds, epochs=3)
+    tree = photos(plan, target, rounds, epochs=3)
     data = {key: value for key, value in tree["data"].items() if key != "server"}
     bottleneck = {"options": {"bottleneck": 256}}
     return {**tree, "data": {**data, "target": target}, "model": {**tree["model"], **bottleneck}}
