@@ -36,7 +36,7 @@ def test_sites_have_as_many_texts_with_either_pool(tmp_path: Path) -> None:
         if column.startswith(("ag_news", "sst2")):
             data = resolve(tree).data
             assert data.limit is not None
-            assert data.limit * (1 - data.holdout) == 3000
+            assert data.limit * (1 - data.holdout) == 1000
 
 
 def test_places() -> None:
