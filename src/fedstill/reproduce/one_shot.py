@@ -55,7 +55,7 @@ def figures(plan: Plan, pool: str, seed: int) -> Figures:
     if path.exists():
         kept: Figures = json.loads(path.read_text())
         return kept
-    found = fused(plan.root() / "pacs160", pool, seed, path.parent / f"seed{seed}")
+    found = fused(plan.root() / "pacs160", pool, seed, path.parent.parent / "sites" / f"seed{seed}")
     atomic_write(path, to_json(found) + "\n")
     return found
 
@@ -66,13 +66,14 @@ def fused(root: Path, pool: str, seed: int, folder: Path) -> Figures:
     from fedstill.bundles.fuse import fuse
     from fedstill.bundles.pack import pack
 
-    sites = [name for name in PHOTOS if name != pool]
-    for site in sites:
-        pack(folder / f"{site}.fed", data=f"{root / site}#train", seed=seed, **PACK)
+    bundles = {name: folder / f"{name}.fed" for name in PHOTOS if name != pool}
+    for site, bundle in bundles.items():
+        if not bundle.exists():  # made for another pool: a site knows nothing of the pool
+            pack(bundle, data=f"{root / site}#train", seed=seed, **PACK)
     found: dict[str, dict[str, float]] = {}
     for weighting in WEIGHTINGS:
         result = fuse(
-            [folder / f"{site}.fed" for site in sites],
+            bundles,
             f"{root / pool}#train",
             weighting=weighting,
             seed=seed,
