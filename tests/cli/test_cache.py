@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,34 @@ def test_what_is_kept_is_listed_and_cleared(tmp_path: Path, monkeypatch: pytest.
     run(app, ["cache", "--clear"])
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", written.name}
     assert run(app, ["cache", "--only", "weights"]).exception is not None
+
+
+def test_damaged_features_are_one_line_and_computed_again(tmp_path: Path) -> None:
+    """The same run twice, with a byte of the kept features changed in between."""
+    settings = [
+        "model.name=resnet8",
+        "model.train=head",
+        "rounds=1",
+        "data.limit=40",
+        "data.test_limit=20",
+        "algorithm.name=fedavg",
+    ]
+    words = [sys.executable, "-m", "fedstill", "run", "demo", *(word for one in settings for word in ("--set", one))]
+    accuracies = []
+    for k in range(2):
+        if k == 1:
+            kept = next(tmp_path.glob("features-mnist-train-*.safetensors"))
+            changed = bytearray(kept.read_bytes())
+            changed[-5] ^= 1
+            kept.write_bytes(changed)
+        done = subprocess.run(
+            [*words, "--out", str(tmp_path / f"run{k}")],
+            env={**os.environ, "FEDSTILL_CACHE": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        damaged = "warning: kept features of mnist train were damaged and are computed again\n"
+        assert done.stderr == (damaged if k == 1 else "")
+        accuracies.append(done.stdout.split("accuracy ")[-1].split()[0])
+    assert len(set(accuracies)) == 1

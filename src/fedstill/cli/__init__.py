@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -61,9 +62,19 @@ app.command("cache")(cache.cache)
 app.add_typer(flower.app, name="flower")
 
 
+def _one_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """A warning without the place in the program that gave it.
+
+    >>> _one_line("3 images are left out", UserWarning, "images.py", 56)
+    'warning: 3 images are left out\\n'
+    """
+    return f"warning: {message}\n"
+
+
 def main() -> None:
     """The entry point."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM is treated like Ctrl-C
+    warnings.formatwarning = _one_line
     try:
         with bash_words(os.environ):
             app()
