@@ -14,8 +14,9 @@ from fedstill.core.message import Message
 from fedstill.core.options import validated
 from fedstill.data.samples import Samples
 from fedstill.fusion.judges import Verdict, agreements, fault, judged, right_answers
-from fedstill.fusion.line import Line, candidates, carried_point, delivered_point, point
+from fedstill.fusion.line import Line, candidates, carried_point, delivered_point, is_full, mean_scores, point
 from fedstill.models import build
+from tests.conftest import tiny_config
 
 POINTS = [0.0, 0.25, 0.5, 0.75, 1.0]
 
@@ -48,6 +49,26 @@ def test_a_fixed_share_needs_no_judge() -> None:
 def test_points_run_from_the_average_to_the_student(points: list[float]) -> None:
     with pytest.raises(FedstillError, match="points"):
         validated(Line, {"points": points})
+
+
+@pytest.mark.parametrize(
+    ("rounds", "full_rounds", "full"),
+    [(6, 1, [6]), (6, 2, [5, 6]), (6, 0, []), (2, 1, [2]), (1, 1, []), (3, 9, [2, 3])],  # the first round is always judged
+)
+def test_the_last_rounds_train_on_everything(rounds: int, full_rounds: int, full: list[int]) -> None:
+    config, line = tiny_config(rounds=rounds), Line(full_rounds=full_rounds)
+    assert [number for number in range(1, rounds + 1) if is_full(line, config, number)] == full
+    other = Line(full_rounds=full_rounds, judge="pool")  # nobody else holds out what clients could train on
+    assert not any(is_full(other, config, number) for number in range(1, rounds + 1))
+
+
+def test_the_mean_over_rounds_outvotes_the_last_one() -> None:
+    """Hand-worked: means of the gains are 0, +0.01 and -0.01, though the last round alone prefers the student."""
+    judged_rounds = [[0.70, 0.72, 0.66], [0.74, 0.75, 0.72], [0.76, 0.76, 0.79]]
+    means = mean_scores(judged_rounds)
+    assert means == pytest.approx([2.20 / 3, 2.23 / 3, 2.17 / 3])
+    assert delivered_point([0.0, 0.5, 1.0], means) == 0.5
+    assert delivered_point([0.0, 0.5, 1.0], judged_rounds[-1]) == 1.0
 
 
 def test_right_answers_are_counted_at_every_point() -> None:

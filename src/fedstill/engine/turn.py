@@ -26,7 +26,7 @@ def client_turn(algorithm: Algorithm, client: str, round: int, phase: str, messa
     task = algorithm.task
     later = phase != algorithm.phases(round)[0]  # later phases continue from the state of earlier ones
     before = memory.read(client, round + 1 if later else round)
-    person = Client.of(task, client, round, before, held_share(algorithm))
+    person = Client.of(task, client, round, before, held_share(algorithm, round))
     message = received(algorithm, message, before, phase)
     with seeded(task.seed, "train", client, round, phase, device=task.device):
         reply = algorithm.train(message, person, phase)
@@ -42,7 +42,7 @@ def client_turn(algorithm: Algorithm, client: str, round: int, phase: str, messa
 def verdict(algorithm: Algorithm, client: str, round: int, message: Message, memory: MemoryStore) -> Message:
     """How many of the client's held-out samples each point between two models classifies correctly."""
     task = algorithm.task
-    person = Client.of(task, client, round, validation=held_share(algorithm))
+    person = Client.of(task, client, round, validation=held_share(algorithm, round))
     held = person.held if person.held is not None else Samples(person.data.x[:0])
     own = memory.read(client, round + 1).group(BUFFERS)  # BatchNorm statistics that stay with the client
     average, student = ({**message.group(end), **own} for end in (AVERAGE, STUDENT))

@@ -3,11 +3,15 @@
 Distillation may cost accuracy if the pool is unlike the clients' data. So a judge compares a few points between the two. The best
 of them is *delivered*: evaluated, and saved at the end. The next round starts from the *carried* point, which may be another one:
 a student that loses a percentage point now often gains several in later rounds.
+
+Samples that clients hold out for their verdicts are lost to training. So in the last round clients train on all of their samples,
+nobody judges, and the mean scores of the last judged rounds choose the point.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -25,8 +29,10 @@ __all__ = [
     "carried_point",
     "delivered_point",
     "held_share",
+    "is_full",
     "judge_of",
     "line_of",
+    "mean_scores",
     "point",
     "pool_share",
 ]
@@ -56,6 +62,12 @@ class Line(Part):
     standard error of a verdict on three hundred samples: less would stop students by chance."""
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     """The share of the clients' verdicts to cut at either end, so that false ones cannot decide."""
+    full_rounds: Annotated[int, Field(ge=0)] = 1
+    """Number of rounds at the end in which clients train on all of their samples, those that they held out before included.
+    Nothing unseen is left to judge by then, so earlier verdicts choose the points (``window``). The first round is always judged.
+    0: clients hold out and judge to the end. Only if the judge is ``clients``."""
+    window: Annotated[int, Field(ge=1)] = 3
+    """Number of last judged rounds whose mean scores choose the points of the rounds that are not judged."""
 
     @field_validator("points")
     @classmethod
@@ -77,10 +89,17 @@ def judge_of(line: Line, config: Config) -> Judge:
     return "server" if config.data.validation else "clients" if config.clients.validation else "none"
 
 
-def held_share(algorithm: Algorithm[Any]) -> float:
-    """The share of its samples that each client holds out for its verdicts."""
+def is_full(line: Line, config: Config, round: int) -> bool:
+    """Whether clients who are the judge train on all of their samples in this round, so that it cannot be judged."""
+    return judge_of(line, config) == "clients" and round > max(1, config.rounds - line.full_rounds)
+
+
+def held_share(algorithm: Algorithm[Any], round: int) -> float:
+    """The share of its samples that each client holds out of this round's training for its verdict."""
     line, config = line_of(algorithm), algorithm.task.config
-    return config.clients.validation if line is not None and judge_of(line, config) == "clients" else 0.0
+    if line is None or judge_of(line, config) != "clients" or is_full(line, config, round):
+        return 0.0
+    return config.clients.validation
 
 
 def pool_share(algorithm: Algorithm[Any]) -> float:
@@ -114,6 +133,15 @@ def delivered_point(points: Sequence[float], scores: Sequence[float]) -> float:
     0.5
     """
     return points[max(range(len(points)), key=lambda i: (scores[i], -points[i]))]
+
+
+def mean_scores(judged: Sequence[Sequence[float]]) -> list[float]:
+    """Each candidate's mean score over several rounds. Verdicts of one round are noisy; the mean of a few is less so.
+
+    >>> [round(score, 3) for score in mean_scores([[0.70, 0.72, 0.60], [0.74, 0.70, 0.72]])]
+    [0.72, 0.71, 0.66]
+    """
+    return [fmean(scores) for scores in zip(*judged, strict=True)]
 
 
 def carried_point(points: Sequence[float], scores: Sequence[float] | None, options: Line) -> float:
