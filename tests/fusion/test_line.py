@@ -14,7 +14,7 @@ from fedstill.core.message import Message
 from fedstill.core.options import validated
 from fedstill.data.samples import Samples
 from fedstill.fusion.judges import Verdict, agreements, fault, judged, right_answers
-from fedstill.fusion.line import Line, candidates, carried_point, delivered_point, is_full, mean_scores, point
+from fedstill.fusion.line import Line, candidates, carried_point, cautious_scores, delivered_point, is_full, point
 from fedstill.models import build
 from tests.conftest import tiny_config
 
@@ -62,13 +62,20 @@ def test_the_last_rounds_train_on_everything(rounds: int, full_rounds: int, full
     assert not any(is_full(other, config, number) for number in range(1, rounds + 1))
 
 
-def test_the_mean_over_rounds_outvotes_the_last_one() -> None:
-    """Hand-worked: means of the gains are 0, +0.01 and -0.01, though the last round alone prefers the student."""
-    judged_rounds = [[0.70, 0.72, 0.66], [0.74, 0.75, 0.72], [0.76, 0.76, 0.79]]
-    means = mean_scores(judged_rounds)
-    assert means == pytest.approx([2.20 / 3, 2.23 / 3, 2.17 / 3])
-    assert delivered_point([0.0, 0.5, 1.0], means) == 0.5
-    assert delivered_point([0.0, 0.5, 1.0], judged_rounds[-1]) == 1.0
+def test_what_was_once_worse_than_the_average_is_not_preferred_to_it() -> None:
+    """Hand-worked: the smallest gains are 0, +0.01 and -0.04, though the student has the best mean and the best last round."""
+    rounds = [[0.70, 0.72, 0.66], [0.74, 0.75, 0.80], [0.75, 0.76, 0.82]]
+    assert cautious_scores(rounds) == pytest.approx([0.73, 0.74, 0.69])
+    assert delivered_point([0.0, 0.5, 1.0], cautious_scores(rounds)) == 0.5
+    assert delivered_point([0.0, 0.5, 1.0], rounds[-1]) == 1.0
+    assert delivered_point([0.0, 0.5, 1.0], cautious_scores([[0.7, 0.71, 0.8], [0.7, 0.69, 0.6]])) == 0.0
+    assert cautious_scores(rounds[:1]) == pytest.approx(rounds[0])  # a single round is taken at its word
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=5, max_size=5), min_size=1, max_size=4))
+def test_a_point_chosen_unseen_was_better_than_the_average_in_every_round(rounds: list[list[float]]) -> None:
+    chosen = POINTS.index(delivered_point(POINTS, cautious_scores(rounds)))
+    assert chosen == 0 or all(scores[chosen] > scores[0] for scores in rounds)
 
 
 def test_right_answers_are_counted_at_every_point() -> None:

@@ -145,12 +145,11 @@ def test_an_early_state_that_is_delivered_is_no_point_of_the_line(tmp_path):
 def test_a_round_that_nobody_judged_says_whose_verdicts_chose(tmp_path):
     run = write_run(tmp_path, "dafkd", rounds=3)
     lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
-    lines[2]["line"] |= {"scores": {}, "mean_scores": {"cnn": [0.5] * 5}, "judged_in": {"cnn": [1, 2], "mlp": "x"}}
+    lines[2]["line"] |= {"scores": {}, "cautious_scores": {"cnn": [0.5] * 5}, "judged_in": {"cnn": [1, 2], "mlp": "x"}}
     (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = page_data([load_run(run)])["runs"][0]
     assert shown["line"]["unjudged"] == (
-        "In round 3 clients trained on all of their data, so nobody could judge: "
-        "the mean scores of rounds 1 to 2 chose the point."
+        "In round 3 clients trained on all of their data, so nobody could judge: the scores of rounds 1 to 2 chose the point."
     )
     assert shown["line"]["prototypes"]["cnn"]["scores"][2] is None
     assert shown["carried"][2] is None, "the test data do not stand in for the judge"

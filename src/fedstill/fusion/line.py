@@ -5,7 +5,7 @@ of them is *delivered*: evaluated, and saved at the end. The next round starts f
 a student that loses a percentage point now often gains several in later rounds.
 
 Samples that clients hold out for their verdicts are lost to training. So in the last round clients train on all of their samples,
-nobody judges, and the mean scores of the last judged rounds choose the point.
+nobody judges, and the point is one that every one of the last judged rounds found better than the average, if there is any.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = [
     "Line",
     "candidates",
     "carried_point",
+    "cautious_scores",
     "delivered_point",
     "held_share",
     "is_full",
     "judge_of",
     "line_of",
-    "mean_scores",
     "point",
     "pool_share",
 ]
@@ -67,7 +67,8 @@ class Line(Part):
     Nothing unseen is left to judge by then, so earlier verdicts choose the points (``window``). The first round is always judged.
     0: clients hold out and judge to the end. Only if the judge is ``clients``."""
     window: Annotated[int, Field(ge=1)] = 3
-    """Number of last judged rounds whose mean scores choose the points of the rounds that are not judged."""
+    """Number of last judged rounds that choose the points of the rounds that are not judged. The point with the largest of its
+    smallest gains in these rounds is delivered, so one that was worse than the average in any of them is not."""
 
     @field_validator("points")
     @classmethod
@@ -135,13 +136,16 @@ def delivered_point(points: Sequence[float], scores: Sequence[float]) -> float:
     return points[max(range(len(points)), key=lambda i: (scores[i], -points[i]))]
 
 
-def mean_scores(judged: Sequence[Sequence[float]]) -> list[float]:
-    """Each candidate's mean score over several rounds. Verdicts of one round are noisy; the mean of a few is less so.
+def cautious_scores(judged: Sequence[Sequence[float]]) -> list[float]:
+    """Scores for a round that nobody judges, from those of several rounds before: the average's mean score, and for every other
+    candidate that plus its *smallest* gain over the average. A candidate that was once worse than the average is not preferred
+    to it. The best of one round, or of the mean, is often best by chance and not better in the next round.
 
-    >>> [round(score, 3) for score in mean_scores([[0.70, 0.72, 0.60], [0.74, 0.70, 0.72]])]
-    [0.72, 0.71, 0.66]
+    >>> [round(score, 3) for score in cautious_scores([[0.70, 0.72, 0.60], [0.74, 0.75, 0.78]])]
+    [0.72, 0.73, 0.62]
     """
-    return [fmean(scores) for scores in zip(*judged, strict=True)]
+    average = fmean(scores[0] for scores in judged)
+    return [average + min(scores[i] - scores[0] for scores in judged) for i in range(len(judged[0]))]
 
 
 def carried_point(points: Sequence[float], scores: Sequence[float] | None, options: Line) -> float:

@@ -183,13 +183,13 @@ def _unjudged(lines: Sequence[Line]) -> str:
     """A sentence on the rounds in which clients trained on all of their samples, and on who chose the point; empty without any.
 
     >>> _unjudged([{"round": 5, "line": {}}, {"round": 6, "line": {"judged_in": {"mlp": [3, 4, 5]}}}])
-    'In round 6 clients trained on all of their data, so nobody could judge: the mean scores of rounds 3 to 5 chose the point.'
+    'In round 6 clients trained on all of their data, so nobody could judge: the scores of rounds 3 to 5 chose the point.'
     """
     full = [line for line in lines if "judged_in" in line["line"]]
     if not full:
         return ""
     earlier = sorted({number for line in full for found in line["line"]["judged_in"].values() for number in found})
-    who = f"the mean scores of {_rounds(earlier)} chose the point" if earlier else "the average was delivered"
+    who = f"the scores of {_rounds(earlier)} chose the point" if earlier else "the average was delivered"
     return f"In {_rounds([line['round'] for line in full])} clients trained on all of their data, so nobody could judge: {who}."
 
 

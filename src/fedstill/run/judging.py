@@ -17,11 +17,11 @@ from fedstill.fusion.line import (
     Line,
     candidates,
     carried_point,
+    cautious_scores,
     delivered_point,
     is_full,
     judge_of,
     line_of,
-    mean_scores,
     point,
 )
 
@@ -76,7 +76,7 @@ def settle(algorithm: Algorithm, engine: Engine, server: Server, clients: Sequen
             parts[DELIVERED + name] = point(ends.average, ends.student, best)
         notes["delivered"][name], notes["carried"][name] = best, carried
         if found is not None and on_line is not None:
-            notes.setdefault("mean_scores" if full else "scores", {})[name] = [_rounded(score) for score in on_line]
+            notes.setdefault("cautious_scores" if full else "scores", {})[name] = [_rounded(score) for score in on_line]
             early = found[len(line.points) :][: len(ends.snapshots)]
             if early:
                 notes.setdefault("snapshots", {})[name] = _snapshot(name, ends, early, max(on_line), parts)
@@ -102,17 +102,17 @@ def _remembered(server: Server, line: Line, round: Round, scores: Mapping[str, S
 
 
 def _earlier(server: Server, line: Line, round: Round) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
-    """The mean scores of each prototype's candidates over the last judged rounds, and which rounds these are."""
-    means, rounds = {}, {}
+    """The scores of each prototype's candidates by the last judged rounds, and which rounds these are."""
+    found, rounds = {}, {}
     for name, ends in round.ends.items():
         wanted = len(line.points) + len(_others(ends))
         judged_then = [
             (number, scores) for number, scores in server.values.get(JUDGED, {}).get(name, []) if len(scores) == wanted
         ]
         if judged_then:
-            means[name] = mean_scores([scores for _, scores in judged_then])
+            found[name] = cautious_scores([scores for _, scores in judged_then])
             rounds[name] = [number for number, _ in judged_then]
-    return means, rounds
+    return found, rounds
 
 
 def _snapshot(name: str, ends: Ends, scores: Sequence[float], best: float, parts: dict[str, State]) -> dict[str, Any]:
