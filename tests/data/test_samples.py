@@ -54,6 +54,15 @@ def test_stratified_keeps_every_share_within_one_sample(labels, size, seed):
         assert abs((values[chosen] == label).sum() - exact) < 1
 
 
+def test_the_only_sample_of_a_class_is_never_held_out():
+    labels = torch.tensor([0] * 15 + [1, 2, 3, 4, 5])
+    for seed in range(20):
+        kept, held = hold_out(Samples(torch.arange(20.0), labels), 0.2, np.random.default_rng(seed))
+        assert set(kept.y.tolist()) == set(range(6))
+        assert set(held.y.tolist()) == {0}
+        assert len(kept) + len(held) == 20
+
+
 def test_hold_out_divides_without_overlap():
     samples = Samples(torch.arange(50), torch.arange(50) % 5)
     kept, held = hold_out(samples, 0.2, np.random.default_rng(0))

@@ -14,8 +14,9 @@ from fedstill.core.message import Message
 from fedstill.core.options import validated
 from fedstill.data.samples import Samples
 from fedstill.fusion.judges import Verdict, agreements, fault, judged, right_answers
-from fedstill.fusion.line import Line, candidates, carried_point, delivered_point, point
+from fedstill.fusion.line import Line, candidates, carried_point, cautious_scores, delivered_point, is_full, point
 from fedstill.models import build
+from tests.conftest import tiny_config
 
 POINTS = [0.0, 0.25, 0.5, 0.75, 1.0]
 
@@ -48,6 +49,33 @@ def test_a_fixed_share_needs_no_judge() -> None:
 def test_points_run_from_the_average_to_the_student(points: list[float]) -> None:
     with pytest.raises(FedstillError, match="points"):
         validated(Line, {"points": points})
+
+
+@pytest.mark.parametrize(
+    ("rounds", "full_rounds", "full"),
+    [(6, 1, [6]), (6, 2, [5, 6]), (6, 0, []), (2, 1, [2]), (1, 1, []), (3, 9, [2, 3])],  # the first round is always judged
+)
+def test_the_last_rounds_train_on_everything(rounds: int, full_rounds: int, full: list[int]) -> None:
+    config, line = tiny_config(rounds=rounds), Line(full_rounds=full_rounds)
+    assert [number for number in range(1, rounds + 1) if is_full(line, config, number)] == full
+    other = Line(full_rounds=full_rounds, judge="pool")  # nobody else holds out what clients could train on
+    assert not any(is_full(other, config, number) for number in range(1, rounds + 1))
+
+
+def test_what_was_once_worse_than_the_average_is_not_preferred_to_it() -> None:
+    """Hand-worked: the smallest gains are 0, +0.01 and -0.04, though the student has the best mean and the best last round."""
+    rounds = [[0.70, 0.72, 0.66], [0.74, 0.75, 0.80], [0.75, 0.76, 0.82]]
+    assert cautious_scores(rounds) == pytest.approx([0.73, 0.74, 0.69])
+    assert delivered_point([0.0, 0.5, 1.0], cautious_scores(rounds)) == 0.5
+    assert delivered_point([0.0, 0.5, 1.0], rounds[-1]) == 1.0
+    assert delivered_point([0.0, 0.5, 1.0], cautious_scores([[0.7, 0.71, 0.8], [0.7, 0.69, 0.6]])) == 0.0
+    assert cautious_scores(rounds[:1]) == pytest.approx(rounds[0])  # a single round is taken at its word
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=5, max_size=5), min_size=1, max_size=4))
+def test_a_point_chosen_unseen_was_better_than_the_average_in_every_round(rounds: list[list[float]]) -> None:
+    chosen = POINTS.index(delivered_point(POINTS, cautious_scores(rounds)))
+    assert chosen == 0 or all(scores[chosen] > scores[0] for scores in rounds)
 
 
 def test_right_answers_are_counted_at_every_point() -> None:

@@ -142,6 +142,23 @@ def test_an_early_state_that_is_delivered_is_no_point_of_the_line(tmp_path):
     assert shown["prototypes"]["cnn"]["delivered"] == [None, 0.5, 0.5]
 
 
+def test_a_round_that_nobody_judged_says_whose_verdicts_chose(tmp_path):
+    run = write_run(tmp_path, "dafkd", rounds=3)
+    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    lines[2]["line"] |= {"scores": {}, "cautious_scores": {"cnn": [0.5] * 5}, "judged_in": {"cnn": [1, 2], "mlp": "x"}}
+    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = page_data([load_run(run)])["runs"][0]
+    assert shown["line"]["unjudged"] == (
+        "In round 3 clients trained on all of their data, so nobody could judge: the scores of rounds 1 to 2 chose the point."
+    )
+    assert shown["line"]["prototypes"]["cnn"]["scores"][2] is None
+    assert shown["carried"][2] is None, "the test data do not stand in for the judge"
+    assert shown["gained"][2] is not None
+    lines[2]["line"]["judged_in"] = {}
+    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert page_data([load_run(run)])["runs"][0]["line"]["unjudged"].endswith("nobody could judge: the average was delivered.")
+
+
 def test_harm_is_said_of_what_is_carried_on_and_explained_where_the_system_leads(tmp_path):
     for name, gain, student in (("bold", 0.01, 0.04), ("plain", -0.02, None), ("meek", 0.02, -0.01)):
         for seed in (0, 1):

@@ -17,13 +17,19 @@ def test_every_row_is_a_valid_run_and_only_judged_ones_have_a_line(tmp_path: Pat
 
     def ran(plan: Plan, name: str, tree: dict[str, Any]) -> list[Run]:
         found[name] = resolve(tree)
-        return [Run(tmp_path, {"final_accuracy": 0.5}, [])]  # type: ignore[typeddict-item]
+        return [Run(tmp_path, {"final_accuracy": 0.5}, [{"merged_accuracy": 0.4}])]  # type: ignore[typeddict-item]
 
     monkeypatch.setattr(never_hurts, "runs_of", ran)
     cells = never_hurts.never_hurts(Plan(tmp_path, tmp_path))
-    assert len(cells) == len(found) == 4 * 9 + 4 * 13 + 13 + 2 * 13 + 2 * 5 + 4 * 13
+    assert len(cells) == len(found) == 4 * 9 + 4 * 15 + 13 + 2 * 13 + 2 * 5 + 4 * 13
+    for cell in cells:
+        assert cell.ours == (0.4,) if cell.row.startswith("FedAvg held out") else (0.5,)
     for name, config in found.items():
         line = config.algorithm.get("line")
+        if "fedavg-held-out" in name:  # FedAvg, whose clients hold samples out: no student is carried on
+            assert line["carry"] == 0.0
+            assert line["full_rounds"] == name.endswith("until-the-last-round")
+            continue
         assert bool(line) == name.endswith("-judged"), name
         if name.endswith("-judged") and not name.endswith(("dafkd-judged", "fedftg-judged")):
             assert config.algorithm["source"]["kind"] == "varied"

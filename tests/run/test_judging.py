@@ -15,7 +15,8 @@ from fedstill.core.message import Message, State
 from fedstill.engine.exchange import JUDGE
 from fedstill.engine.inprocess import InProcess
 from fedstill.fusion.line import held_share
-from fedstill.run.judging import DELIVERED, _snapshot, delivered, settle
+from fedstill.run.judging import DELIVERED, JUDGED, _snapshot, delivered, settle
+from fedstill.run.listener import Listener
 from fedstill.run.loop import Result, drive, run
 from fedstill.task import Task
 
@@ -47,10 +48,10 @@ def test_the_judge_is_the_best_that_the_task_offers(tiny: Any, tmp_path: Path) -
 
 def test_what_clients_hold_out_is_never_trained_on(tiny: Any) -> None:
     asked, silent = create(Task(tiny(**tree(None)))), create(Task(tiny(**tree(False))))
-    assert held_share(asked) == 0.1
-    assert held_share(silent) == 0.0
-    assert held_share(create(Task(tiny()))) == 0.0  # FedAvg distils nothing, and trains on everything
-    client = Client.of(asked.task, "optdigits-0", 1, validation=held_share(asked))
+    assert held_share(asked, 1) == 0.1
+    assert held_share(silent, 1) == 0.0
+    assert held_share(create(Task(tiny())), 1) == 0.0  # FedAvg distils nothing, and trains on everything
+    client = Client.of(asked.task, "optdigits-0", 1, validation=held_share(asked, 1))
     whole = asked.task.data_of("optdigits-0")
     assert client.held is not None
     assert len(client.held) == round(0.1 * len(whole))
@@ -90,7 +91,7 @@ def test_the_history_has_both_and_the_accuracy_of_what_is_delivered(tiny: Any, t
 
 
 def test_workers_and_flower_choose_the_same_points(tiny: Any, tmp_path: Path) -> None:
-    config = tree({"tolerance": 0.0, "carry": "delivered"})
+    config = tree({"tolerance": 0.0, "carry": "delivered"}, rounds=3)
     here = run(tiny(**config), tmp_path / "here")
     workers = run(tiny(**config, engine={"workers": 2}), tmp_path / "workers")
     results = [workers]
@@ -104,17 +105,80 @@ def test_workers_and_flower_choose_the_same_points(tiny: Any, tmp_path: Path) ->
     grid = LocalGrid(client_app(), [{"partition-id": i, "num-partitions": 4} for i in range(4)])
     results.append(run_on(grid, settings, tmp_path / "flower", resume=False, nodes=4, patience=10, listeners=[]))
     for result in results:
-        assert [line["line"]["delivered"] for line in result.history] == [line["line"]["delivered"] for line in here.history]
-        assert [line["line"]["scores"] for line in result.history] == [line["line"]["scores"] for line in here.history]
+        assert [line["line"] for line in result.history] == [line["line"] for line in here.history]
         assert same(model(result), model(here))
         assert [line["bytes_up"] for line in result.history] == [line["bytes_up"] for line in here.history]
+
+
+class Watched(InProcess):
+    """Notes the phases of each round."""
+
+    def exchange(self, round: int, phase: str, messages: Any) -> Any:
+        self.__dict__.setdefault("phases", []).append((round, phase))
+        return super().exchange(round, phase, messages)
+
+
+def test_in_the_last_round_clients_train_on_everything_and_nobody_judges(tiny: Any, tmp_path: Path) -> None:
+    config = tiny(**tree({"window": 2}, rounds=4))
+    algorithm = create(Task(config))
+    assert [held_share(algorithm, number) for number in (1, 2, 3, 4)] == [0.1, 0.1, 0.1, 0.0]
+    engine = Watched(algorithm, tmp_path)
+    result = drive(algorithm, engine, tmp_path)
+    assert [number for number, phase in engine.phases if phase == JUDGE] == [1, 2, 3]
+    *_, second, third, last = (line["line"] for line in result.history)
+    assert last["judge"] == "clients"
+    assert last["scores"] == {}
+    assert last["judged_in"] == {"mlp": [2, 3]}
+    gains = [[score - line["scores"]["mlp"][0] for score in line["scores"]["mlp"]] for line in (second, third)]
+    least = [min(pair) for pair in zip(*gains, strict=True)]
+    found = last["cautious_scores"]["mlp"]
+    assert [score - found[0] for score in found] == pytest.approx(least, abs=3e-5)
+    assert last["delivered"]["mlp"] == last["points"][least.index(max(least))]
+    assert [number for number, _ in result.server.values[JUDGED]["mlp"]] == [2, 3]
+    assert "judged_in" not in third
+
+
+def test_a_single_round_is_judged_and_full_rounds_0_judges_to_the_end(tiny: Any, tmp_path: Path) -> None:
+    one = run(tiny(**tree(None, rounds=1)), tmp_path / "one")
+    old = run(tiny(**tree({"full_rounds": 0}, rounds=2)), tmp_path / "old")
+    first = run(tiny(**tree({"full_rounds": 0}, rounds=1)), tmp_path / "first")
+    assert same(model(one), model(first))
+    assert all(len(line["line"]["scores"]["mlp"]) == 5 for line in (*one.history, *old.history))
+    assert JUDGED not in old.server.values
+
+
+def test_in_a_full_round_a_client_has_the_samples_of_one_without_a_judge(tiny: Any) -> None:
+    algorithm = create(Task(tiny(**tree(None))))
+    plain, held = (Client.of(algorithm.task, "mnist-0", 2, validation=share) for share in (0.0, 0.1))
+    turn = Client.of(algorithm.task, "mnist-0", 2, validation=held_share(algorithm, 2))
+    assert turn.held is None
+    assert torch.equal(turn.data.x, plain.data.x)
+    assert not torch.equal(turn.data.x, held.data.x)
+
+
+def test_without_any_verdict_a_full_round_delivers_the_average(tiny: Any, tmp_path: Path) -> None:
+    algorithm = create(Task(tiny(**tree(None))))
+    average = algorithm.task.networks.initial("mlp")
+    student = {name: tensor + 1 for name, tensor in average.items()}
+    for values, wanted in (({}, average), ({JUDGED: {"mlp": [[1, [0.1, 0.2, 0.3, 0.4, 0.5]]]}}, student)):
+        context = Round(2, 2, 0)
+        context.offer({"mlp": average}, {"mlp": student})
+        server = Server({"mlp": student}, {}, values)
+        assert same(
+            delivered(settle(algorithm, InProcess(algorithm, tmp_path), server, [], context).server).models["mlp"], wanted
+        )
+    context = Round(2, 2, 0)  # verdicts on other candidates say nothing about these
+    context.offer({"mlp": average}, {"mlp": student}, plain={"mlp": average})
+    settled = settle(algorithm, InProcess(algorithm, tmp_path), server, [], context)
+    assert same(delivered(settled.server).models["mlp"], average)
 
 
 class Cut(Exception):
     """The machine goes down."""
 
 
-def test_a_run_cut_off_while_clients_judge_resumes_to_the_same_bits(tiny: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [(2, JUDGE, 2), (3, "train", 2)])  # while clients judge, and in the round that nobody judges
+def test_a_run_cut_off_resumes_to_the_same_bits(tiny: Any, tmp_path: Path, place: tuple[int, str, int]) -> None:
     config = tiny(**tree(None, rounds=3))
     whole = run(config, tmp_path / "whole")
     algorithm = create(Task(config))
@@ -122,7 +186,7 @@ def test_a_run_cut_off_while_clients_judge_resumes_to_the_same_bits(tiny: Any, t
     class Failing(InProcess):
         def exchange(self, round: int, phase: str, messages: Any) -> Any:
             for number, outcome in enumerate(super().exchange(round, phase, messages)):
-                if (round, phase, number) == (2, JUDGE, 2):
+                if (round, phase, number) == place:
                     raise Cut
                 yield outcome
 
@@ -131,8 +195,31 @@ def test_a_run_cut_off_while_clients_judge_resumes_to_the_same_bits(tiny: Any, t
     with pytest.raises(Cut):
         drive(algorithm, Failing(algorithm, out), out)
     resumed = run(config, out, resume=True)
+    assert resumed.history[-1]["line"]["judged_in"] == {"mlp": [1, 2]}
     assert same(model(resumed), model(whole))
     assert [line["line"] for line in resumed.history] == [line["line"] for line in whole.history]
+
+
+class Warned(Listener):
+    """Keeps the warnings."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_a_run_that_grows_after_its_full_round_says_what_its_verdicts_are_worth(tiny: Any, tmp_path: Path) -> None:
+    run(tiny(**tree(None, rounds=2)), tmp_path)
+    heard = Warned()
+    grown = run(tiny(**tree(None, rounds=4)), tmp_path, resume=True, listeners=[heard])
+    assert any("clients have trained on the samples that they hold out" in text for text in heard.texts)
+    assert ["judged_in" in line["line"] for line in grown.history] == [False, True, False, True]
+    old, silent = tree({"full_rounds": 0}), Warned()
+    run(tiny(**old, rounds=1), tmp_path / "old")
+    run(tiny(**old, rounds=2), tmp_path / "old", resume=True, listeners=[silent])
+    assert not any("hold out" in text for text in silent.texts)
 
 
 def test_false_and_missing_verdicts_are_named_and_do_not_stop_the_round(tiny: Any, tmp_path: Path) -> None:
@@ -189,7 +276,7 @@ def test_nothing_that_was_delivered_before_stays_behind(tiny: Any, tmp_path: Pat
 @pytest.mark.parametrize("judge", ["clients", "pool"])
 def test_early_states_are_judged_and_delivered_where_they_are_best(tiny: Any, tmp_path: Path, judge: str) -> None:
     hot = {"steps": 9, "batch_size": 16, "optimizer": {"name": "adam", "lr": 0.3}}  # the longer, the worse
-    config = tree({"judge": judge, "snapshots": 2, "points": [0.0, 1.0]}, rounds=2)
+    config = tree({"judge": judge, "snapshots": 2, "points": [0.0, 1.0], "full_rounds": 0}, rounds=2)
     config["algorithm"]["distillation"] = hot
     result = run(tiny(**config), tmp_path / "here")
     for line in result.history:

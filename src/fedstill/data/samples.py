@@ -161,7 +161,8 @@ def held_out(labels: Tensor | np.ndarray) -> np.ndarray:
 
 
 def hold_out(samples: Samples, fraction: float, rng: np.random.Generator) -> tuple[Samples, Samples]:
-    """Split the samples: those kept, and a stratified random ``fraction`` held out (for validation or a test).
+    """Split the samples: those kept, and a stratified random ``fraction`` held out (for validation or a test). The only sample of
+    a class is always kept, because the class would be lost to training otherwise.
 
     >>> kept, held = hold_out(Samples(torch.arange(10.0)), 0.2, np.random.default_rng(0))
     >>> len(kept), len(held)
@@ -169,5 +170,7 @@ def hold_out(samples: Samples, fraction: float, rng: np.random.Generator) -> tup
     """
     labels = np.zeros(len(samples), dtype=np.int64) if samples.y is None else samples.y.numpy()
     held = stratified(labels, round(fraction * len(samples)), rng)
+    classes, counts = np.unique(labels, return_counts=True)
+    held = held[~np.isin(labels[held], classes[counts == 1])]
     kept = np.setdiff1d(np.arange(len(samples)), held, assume_unique=True)
     return samples.take(kept), samples.take(held)

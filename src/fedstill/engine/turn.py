@@ -32,7 +32,7 @@ def client_turn(algorithm: Algorithm, client: str, round: int, phase: str, messa
     task = algorithm.task
     later = phase != algorithm.phases(round)[0]  # later phases continue from the state of earlier ones
     before = memory.read(client, round + 1 if later else round)
-    person = Client.of(task, client, round, before, held_share(algorithm))
+    person = Client.of(task, client, round, before, held_share(algorithm, round))
     spent = person.ledger = Ledger.from_state(before.group(LEDGER))
     message = received(algorithm, message, before, phase)
     with seeded(task.seed, "train", client, round, phase, device=task.device):
@@ -55,7 +55,7 @@ def verdict(algorithm: Algorithm, client: str, round: int, message: Message, mem
     task = algorithm.task
     if task.config.privacy.sample is not None:
         raise FedstillError("privacy.sample does not cover verdicts on held-out samples")
-    person = Client.of(task, client, round, validation=held_share(algorithm))
+    person = Client.of(task, client, round, validation=held_share(algorithm, round))
     held = person.held if person.held is not None else Samples(person.data.x[:0])
     own = memory.read(client, round + 1).group(BUFFERS)  # BatchNorm statistics that stay with the client
     average, student = ({**message.group(end), **own} for end in (AVERAGE, STUDENT))

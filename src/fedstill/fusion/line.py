@@ -3,11 +3,15 @@
 Distillation may cost accuracy if the pool is unlike the clients' data. So a judge compares a few points between the two. The best
 of them is *delivered*: evaluated, and saved at the end. The next round starts from the *carried* point, which may be another one:
 a student that loses a percentage point now often gains several in later rounds.
+
+Samples that clients hold out for their verdicts are lost to training. So in the last round clients train on all of their samples,
+nobody judges, and the point is one that every one of the last judged rounds found better than the average, if there is any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -23,8 +27,10 @@ __all__ = [
     "Line",
     "candidates",
     "carried_point",
+    "cautious_scores",
     "delivered_point",
     "held_share",
+    "is_full",
     "judge_of",
     "line_of",
     "point",
@@ -57,6 +63,13 @@ class Line(Part):
     standard error of a verdict on three hundred samples: less would stop students by chance."""
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     """The share of the clients' verdicts to cut at either end, so that false ones cannot decide."""
+    full_rounds: Annotated[int, Field(ge=0)] = 1
+    """Number of rounds at the end in which clients train on all of their samples, those that they held out before included.
+    Nothing unseen is left to judge by then, so earlier verdicts choose the points (``window``). The first round is always judged.
+    0: clients hold out and judge to the end. Only if the judge is ``clients``."""
+    window: Annotated[int, Field(ge=1)] = 3
+    """Number of last judged rounds that choose the points of the rounds that are not judged. The point with the largest of its
+    smallest gains in these rounds is delivered, so one that was worse than the average in any of them is not."""
 
     @field_validator("points")
     @classmethod
@@ -80,10 +93,17 @@ def judge_of(line: Line, config: Config) -> Judge:
     return "server" if config.data.validation else "clients" if config.clients.validation else "none"
 
 
-def held_share(algorithm: Algorithm[Any]) -> float:
-    """The share of its samples that each client holds out for its verdicts."""
+def is_full(line: Line, config: Config, round: int) -> bool:
+    """Whether clients who are the judge train on all of their samples in this round, so that it cannot be judged."""
+    return judge_of(line, config) == "clients" and round > max(1, config.rounds - line.full_rounds)
+
+
+def held_share(algorithm: Algorithm[Any], round: int) -> float:
+    """The share of its samples that each client holds out of this round's training for its verdict."""
     line, config = line_of(algorithm), algorithm.task.config
-    return config.clients.validation if line is not None and judge_of(line, config) == "clients" else 0.0
+    if line is None or judge_of(line, config) != "clients" or is_full(line, config, round):
+        return 0.0
+    return config.clients.validation
 
 
 def pool_share(algorithm: Algorithm[Any]) -> float:
@@ -117,6 +137,18 @@ def delivered_point(points: Sequence[float], scores: Sequence[float]) -> float:
     0.5
     """
     return points[max(range(len(points)), key=lambda i: (scores[i], -points[i]))]
+
+
+def cautious_scores(judged: Sequence[Sequence[float]]) -> list[float]:
+    """Scores for a round that nobody judges, from those of several rounds before: the average's mean score, and for every other
+    candidate that plus its *smallest* gain over the average. A candidate that was once worse than the average is not preferred
+    to it. The best of one round, or of the mean, is often best by chance and not better in the next round.
+
+    >>> [round(score, 3) for score in cautious_scores([[0.70, 0.72, 0.60], [0.74, 0.75, 0.78]])]
+    [0.72, 0.73, 0.62]
+    """
+    average = fmean(scores[0] for scores in judged)
+    return [average + min(scores[i] - scores[0] for scores in judged) for i in range(len(judged[0]))]
 
 
 def carried_point(points: Sequence[float], scores: Sequence[float] | None, options: Line) -> float:

@@ -39,7 +39,8 @@ def delivered_gain(line: Line) -> float | None:
 
 def carried_gain(line: Line) -> float | None:
     """How much better the model that is carried on is than the average, by the judge's scores, as the mean over prototypes.
-    Without a judge the delivered model is carried on, and the test data decide.
+    Without a judge the delivered model is carried on, and the test data decide. None for a round that could not be judged because
+    clients trained on all of their samples.
 
     >>> judged = {"points": [0.0, 0.5, 1.0], "scores": {"mlp": [0.70, 0.72, 0.60]}, "carried": {"mlp": 0.75}}
     >>> round(carried_gain({"round": 1, "accuracy": 0.8, "merged_accuracy": 0.7, "line": judged}), 4)
@@ -48,6 +49,8 @@ def carried_gain(line: Line) -> float | None:
     0.1
     """
     found = line.get("line") or {}
+    if "judged_in" in found:
+        return None
     scores, carried = found.get("scores") or {}, found.get("carried") or {}
     gains = [score_at(found["points"], scores[name], carried[name]) - scores[name][0] for name in scores if name in carried]
     return fmean(gains) if gains else delivered_gain(line)
@@ -172,7 +175,26 @@ def line_data(lines: Sequence[Line]) -> dict[str, Any] | None:
         "scored": any(judges(line) for line in having),
         "early": sum(len(_early(line)) for line in having),
         "faults": sum(len(line["line"].get("faults", {})) for line in having),
+        "unjudged": _unjudged(having),
     }
+
+
+def _unjudged(lines: Sequence[Line]) -> str:
+    """A sentence on the rounds in which clients trained on all of their samples, and on who chose the point; empty without any.
+
+    >>> _unjudged([{"round": 5, "line": {}}, {"round": 6, "line": {"judged_in": {"mlp": [3, 4, 5]}}}])
+    'In round 6 clients trained on all of their data, so nobody could judge: the scores of rounds 3 to 5 chose the point.'
+    """
+    full = [line for line in lines if "judged_in" in line["line"]]
+    if not full:
+        return ""
+    earlier = sorted({number for line in full for found in line["line"]["judged_in"].values() for number in found})
+    who = f"the scores of {_rounds(earlier)} chose the point" if earlier else "the average was delivered"
+    return f"In {_rounds([line['round'] for line in full])} clients trained on all of their data, so nobody could judge: {who}."
+
+
+def _rounds(numbers: Sequence[int]) -> str:
+    return f"round {numbers[0]}" if len(numbers) == 1 else f"rounds {numbers[0]} to {numbers[-1]}"
 
 
 def _early(line: Line) -> list[str]:

@@ -158,6 +158,10 @@ def _judged(found: Any) -> dict[str, Any] | None:
     def scored(value: Any) -> bool:
         return isinstance(value, list) and len(value) == len(points) and all(share(one) is not None for one in value)
 
+    def listed(value: Any) -> bool:
+        return isinstance(value, list) and all(number(one) is not None for one in value)
+
+    judged_in = {name: rounds for name, rounds in by_name("judged_in").items() if listed(rounds)}
     return {
         "judge": str(found.get("judge", "none")),
         "points": points,
@@ -170,7 +174,7 @@ def _judged(found: Any) -> dict[str, Any] | None:
             if isinstance(early, dict)
         },
         "faults": {name: str(reason) for name, reason in by_name("faults").items()},
-    }
+    } | ({"judged_in": judged_in} if "judged_in" in found else {})  # by earlier verdicts: clients trained on all their samples
 
 
 def clients_of(folder: Path, problems: list[str]) -> tuple[list[dict[str, Any]], list[str]]:

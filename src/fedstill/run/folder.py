@@ -19,6 +19,7 @@ from fedstill.core.scratch import remove_parts
 from fedstill.data.images import png_grid
 from fedstill.engine.memory import Memory
 from fedstill.fusion.kept import Speakers, write_ensemble
+from fedstill.fusion.line import held_share, is_full, line_of
 from fedstill.models.files import state_bytes
 from fedstill.models.text import is_encoder
 from fedstill.run import history as records
@@ -86,8 +87,17 @@ def begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], N
             raise FedstillError(f"{out} already has {found[0]} rounds, but rounds = {config.rounds}: raise rounds")
         if before.get("rounds") != config.rounds:
             warn(f"rounds were {before.get('rounds')} and are now {config.rounds}: schedules continue with the new number")
+            if seen_by_training(algorithm, found[0], before.get("rounds", 0)):
+                warn("clients have trained on the samples that they hold out, so later verdicts favour what they know by heart")
     atomic_write(kept, to_toml(algorithm.task.complete))
     return found if found is not None else (0, algorithm.start())
+
+
+def seen_by_training(algorithm: Algorithm, done: int, planned: int) -> bool:
+    """Whether one of the ``done`` rounds of a run of ``planned`` rounds trained on samples that clients now hold out again."""
+    line = line_of(algorithm)
+    before = algorithm.task.config.model_copy(update={"rounds": planned})
+    return line is not None and held_share(algorithm, done + 1) > 0 and is_full(line, before, done)
 
 
 def same_run(before: Mapping[str, Any], now: Config) -> bool:

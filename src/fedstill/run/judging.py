@@ -12,11 +12,23 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.engine.exchange import JUDGE, Engine
 from fedstill.fusion.judges import AVERAGE, OTHER, STUDENT, Verdict, agreements, fault, judged, right_answers, verdict_of
-from fedstill.fusion.line import Judge, Line, candidates, carried_point, delivered_point, judge_of, line_of, point
+from fedstill.fusion.line import (
+    Judge,
+    Line,
+    candidates,
+    carried_point,
+    cautious_scores,
+    delivered_point,
+    is_full,
+    judge_of,
+    line_of,
+    point,
+)
 
 __all__ = ["Settled", "delivered", "settle"]
 
 DELIVERED = "delivered "  # before a prototype's name among the server's parts
+JUDGED = "judged"  # among the server's values: by prototype, the last judged rounds with the scores of their candidates
 
 
 @dataclass
@@ -40,22 +52,31 @@ def settle(algorithm: Algorithm, engine: Engine, server: Server, clients: Sequen
     line = line_of(algorithm)
     if line is None or not round.ends:
         return Settled(_without(server))
-    judge = judge_of(line, algorithm.task.config)
+    config = algorithm.task.config
+    judge, full = judge_of(line, config), is_full(line, config, round.number)
     done = Settled(server)
-    scores = _scores(judge, line, algorithm, engine, clients, round, done)
-    models, parts = dict(server.models), _without(server).parts
+    models, parts, values = dict(server.models), _without(server).parts, dict(server.values)
     notes: dict[str, Any] = {"judge": judge, "points": list(line.points), "scores": {}, "delivered": {}, "carried": {}}
+    if full:
+        scores, notes["judged_in"] = _earlier(server, line, round)
+    else:
+        scores = _scores(judge, line, algorithm, engine, clients, round, done)
+        if judge == "clients" and line.full_rounds:
+            values[JUDGED] = _remembered(server, line, round, scores)
     for name, ends in round.ends.items():
         found = scores.get(name)
         on_line = None if found is None else found[: len(line.points)]
         carried = carried_point(line.points, on_line, line)
-        best = delivered_point(line.points, on_line) if on_line is not None else carried
+        if on_line is not None:
+            best = delivered_point(line.points, on_line)
+        else:
+            best = 0.0 if full else carried  # what no verdict of any round supports is not delivered
         models[name] = point(ends.average, ends.student, carried)
         if best != carried:
             parts[DELIVERED + name] = point(ends.average, ends.student, best)
         notes["delivered"][name], notes["carried"][name] = best, carried
         if found is not None and on_line is not None:
-            notes["scores"][name] = [_rounded(score) for score in on_line]
+            notes.setdefault("cautious_scores" if full else "scores", {})[name] = [_rounded(score) for score in on_line]
             early = found[len(line.points) :][: len(ends.snapshots)]
             if early:
                 notes.setdefault("snapshots", {})[name] = _snapshot(name, ends, early, max(on_line), parts)
@@ -69,8 +90,29 @@ def settle(algorithm: Algorithm, engine: Engine, server: Server, clients: Sequen
     if done.faults:
         notes["faults"] = done.faults
     round.note(line=notes)
-    done.server = Server(models, parts, server.values)
+    done.server = Server(models, parts, values)
     return done
+
+
+def _remembered(server: Server, line: Line, round: Round, scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The scores of the last judged rounds with this one's, for the rounds that will not be judged."""
+    before = server.values.get(JUDGED, {})
+    now = {name: [*before.get(name, []), [round.number, list(found)]][-line.window :] for name, found in scores.items()}
+    return {**before, **now}
+
+
+def _earlier(server: Server, line: Line, round: Round) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
+    """The scores of each prototype's candidates by the last judged rounds, and which rounds these are."""
+    found, rounds = {}, {}
+    for name, ends in round.ends.items():
+        wanted = len(line.points) + len(_others(ends))
+        judged_then = [
+            (number, scores) for number, scores in server.values.get(JUDGED, {}).get(name, []) if len(scores) == wanted
+        ]
+        if judged_then:
+            found[name] = cautious_scores([scores for _, scores in judged_then])
+            rounds[name] = [number for number, _ in judged_then]
+    return found, rounds
 
 
 def _snapshot(name: str, ends: Ends, scores: Sequence[float], best: float, parts: dict[str, State]) -> dict[str, Any]:
