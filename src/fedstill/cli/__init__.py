@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -61,9 +62,18 @@ app.command("cache")(cache.cache)
 app.add_typer(flower.app, name="flower")
 
 
+_usual = warnings.formatwarning
+
+
+def _warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """A warning as one line; the program's own say nothing of the code that issued them."""
+    return f"warning: {message}\n" if category is UserWarning else _usual(message, category, filename, lineno, line)
+
+
 def main() -> None:
     """The entry point."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM is treated like Ctrl-C
+    warnings.formatwarning = _warning
     try:
         with bash_words(os.environ):
             app()

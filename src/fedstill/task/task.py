@@ -142,6 +142,7 @@ class Task:
             classes=data.classes,
             unlabelled=self._unlabelled,
             measured=self.client_domains,
+            progress=self.progress,
         )
 
     @property
