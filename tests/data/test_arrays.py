@@ -160,3 +160,21 @@ def test_mistakes_in_memory_are_one_line(tmp_path, given, says):
     with pytest.raises(FedstillError, match=says) as caught:
         federation(**given, cache=tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("order", ["grey", "channels first", "channels last"])
+def test_images_that_are_bytes_already_are_not_decoded(tmp_path, monkeypatch, order):
+    """A million of them are ready at once, with the same pixels as one by one."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (20, 6, 5) if order == "grey" else (20, 6, 5, 3), dtype=np.uint8)
+    x = pixels if order != "channels first" else pixels.transpose(0, 3, 1, 2)
+    np.savez(tmp_path / "a.npz", x=x, y=Y)
+    with monkeypatch.context() as without:
+        without.setattr("fedstill.data.arrays._planes", lambda array: None)
+        slow = load_domain("a", root=tmp_path, cache=tmp_path / "slow")
+    monkeypatch.setattr("fedstill.data.loading.stack_images", None)
+    monkeypatch.setattr("fedstill.data.looks.look_at", None)
+    quick = load_domain("a", root=tmp_path, cache=tmp_path / "quick")
+    for part in ("train", "test"):
+        assert getattr(quick, part).x.equal(getattr(slow, part).x)
+        assert getattr(quick, part).y.equal(getattr(slow, part).y)

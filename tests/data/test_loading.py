@@ -163,7 +163,9 @@ def test_a_damaged_cache_file_is_made_anew(tmp_path, cache, damage):
         whole = path.read_bytes()
         path.unlink()  # not in place: the old file may still be mapped
         path.write_bytes({"cut": whole[:-7], "garbage": b"\xff" * len(whole), "empty": b""}[damage])
-    assert load_domain("pets", root=tmp_path, cache=cache).train.x.equal(before)
+    with pytest.warns(UserWarning, match="is damaged and is made again") as told:
+        assert load_domain("pets", root=tmp_path, cache=cache).train.x.equal(before)
+    assert len(told) == len(list(cache.iterdir())), "one line a file"
     assert not [path for path in cache.iterdir() if path.name.startswith(".")], "nothing is left lying about"
 
 

@@ -34,3 +34,12 @@ def test_a_target_that_is_the_only_domain_is_refused(tiny):
         _ = task.classes
     with pytest.raises(FedstillError, match="is the only domain"):
         _ = task.shape
+
+
+def test_what_each_client_holds_is_counted(tiny):
+    task = Task(tiny(clients={"per_domain": 3, "partition": {"kind": "dirichlet", "alpha": 0.3}}))
+    counts = task.counts()
+    assert counts is not None
+    assert list(counts) == list(task.clients)
+    for client, held in counts.items():
+        assert held == task.data_of(client).counts(10).tolist()

@@ -62,13 +62,16 @@ app.command("cache")(cache.cache)
 app.add_typer(flower.app, name="flower")
 
 
+_usual = warnings.formatwarning
+
+
 def _one_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    """A warning without the place in the program that gave it.
+    """A warning as one line; the program's own do not name the place that gave them.
 
     >>> _one_line("3 images are left out", UserWarning, "images.py", 56)
     'warning: 3 images are left out\\n'
     """
-    return f"warning: {message}\n"
+    return f"warning: {message}\n" if category is UserWarning else _usual(message, category, filename, lineno, line)
 
 
 def main() -> None:

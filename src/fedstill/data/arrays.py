@@ -117,11 +117,19 @@ def _split(x: Any, y: Any, kind: Kind, classes: int) -> RawSplit:
     if labels is not None and (labels.shape != (len(array),) or labels.min(initial=0) < 0 or labels.max(initial=0) >= classes):
         raise FedstillError(f"labels are {len(array)} whole numbers from 0 to {classes - 1}")
     if kind == "image":
-        return RawSplit(len(array), lambda: _pictures(array), labels)
+        pixels = _planes(array) if array.dtype == np.uint8 else None
+        return RawSplit(len(array), lambda: _pictures(array), labels, pixels=pixels)
     if kind == "vector":
         exact = np.float64 if array.dtype.itemsize > 4 or array.dtype.kind != "f" else np.float32
         return RawSplit(len(array), lambda: iter(array.astype(exact)), labels)
     return RawSplit(len(array), lambda: (str(text) for text in array), labels)
+
+
+def _planes(array: np.ndarray) -> np.ndarray:
+    """Images as (n, channels, height, width)."""
+    if array.ndim == 3:
+        return array[:, None]
+    return array if array.shape[1] in (1, 3) else array.transpose(0, 3, 1, 2)
 
 
 def _pictures(array: np.ndarray) -> Iterator[Encoded]:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ def cached(key: Mapping[str, Any], folder: Path, make: Callable[[], Entry], name
     """The tensors and facts under ``key``: read from ``folder`` if they are there and intact, otherwise made and stored.
 
     The tensors are mapped from the file, so that all processes share its pages and opening takes no time. A file that
-    is truncated or has a broken header is made again.
+    is truncated or has a broken header is made again. ``name`` is for people: the same key under another name is the same entry.
     """
     path = _path(key, folder, name)
     found = _found(path)
@@ -102,8 +103,9 @@ def forget(key: Mapping[str, Any], folder: Path, name: str) -> None:
 
 
 def _path(key: Mapping[str, Any], folder: Path, name: str) -> Path:
-    text = json.dumps([_FORMAT, key], sort_keys=True)
-    return folder / f"{_plain(name)}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.safetensors"
+    mark = hashlib.sha256(json.dumps([_FORMAT, key], sort_keys=True).encode()).hexdigest()[:24]
+    there = sorted(folder.glob(f"*-{mark}.safetensors"))
+    return there[0] if there else folder / f"{_plain(name)}-{mark}.safetensors"
 
 
 def _found(path: Path) -> Entry | None:
@@ -111,7 +113,10 @@ def _found(path: Path) -> Entry | None:
         return None
     try:
         return _read(path)
+    except FileNotFoundError:  # another process has just removed it
+        return None
     except (SafetensorError, OSError, KeyError, ValueError):
+        warnings.warn(f"{path} is damaged and is made again", stacklevel=4)
         path.unlink(missing_ok=True)
         return None
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -27,6 +30,7 @@ _LIGHT = 192  # ink lighter than this would be lost on white
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 _16_BITS = (0.0, 65535.0)
 _LOOKED_AT = 100  # transparent images whose ink decides on the background
+_PIECE = 64  # images that a thread decodes at a time
 Unreadable = list[tuple[str, str]]  # an image's name, and why it cannot be decoded
 
 
@@ -176,30 +180,57 @@ def stack_images(
     background: int | None = None,
     limits: Limits | None = None,
     own: bool = True,
+    done: Callable[[int], None] = lambda images: None,
 ) -> tuple[Tensor, np.ndarray, Unreadable]:
     """``count`` images as uint8 ``(count, channels, height, width)``, each turned upright, resized and converted to ``shape``.
 
     Colour becomes grey by luma, grey becomes colour by repetition; shrinking is antialiased. Transparent pixels show the
     ``background``. In images of more than 8 bits, ``limits`` become 0 and 255, unless an image has limits of its ``own``. Also
-    returned: the positions of the images that could be decoded, and the names of the others.
+    returned: the positions of the images that could be decoded, and the names of the others. Threads share the work, since
+    decoders run beside each other; ``done`` is told how many images they have finished.
 
     >>> x, kept, lost = stack_images([Encoded("a", lambda: Image.new("L", (2, 2), 7))], 1, (3, 4, 4))
     >>> x.unique().tolist(), kept.tolist(), lost
     ([7], [0], [])
     """
     channels, height, width = shape
-    out = np.empty((count, height, width, channels), dtype=np.uint8)
-    kept: list[int] = []
-    lost: Unreadable = []
-    for number, item in enumerate(itertools.islice(images, count)):
+    out = np.empty((count, channels, height, width), dtype=np.uint8)
+    failed: dict[int, tuple[str, str]] = {}
+
+    def decode(piece: Sequence[tuple[int, Encoded]]) -> int:
+        for number, item in piece:
+            try:
+                out[number] = _pixels(item, shape, background, limits, own).transpose(2, 0, 1)
+            except FedstillError:
+                raise
+            except Exception as error:  # a decoder may raise anything on a damaged file
+                failed[number] = (item.name, first_line(error, 200))
+        return len(piece)
+
+    found = 0
+    for pieces in _in_threads(decode, itertools.islice(enumerate(images), count)):
+        found += pieces
+        done(found)
+    kept = np.array([number for number in range(found) if number not in failed], dtype=np.int64)
+    x = torch.from_numpy(out[:found] if len(kept) == found else out[kept])
+    return x, kept, [failed[number] for number in sorted(failed)]
+
+
+def _in_threads(decode: Callable[[Sequence[tuple[int, Encoded]]], int], images: Iterator[tuple[int, Encoded]]) -> Iterator[int]:
+    """``decode`` of one piece of the images after another, in as many threads as there are cores; few pieces are read ahead."""
+    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[int]] = deque()
         try:
-            out[len(kept)] = _pixels(item, shape, background, limits, own)
-            kept.append(number)
-        except FedstillError:
-            raise
-        except Exception as error:  # a decoder may raise anything on a damaged file
-            lost.append((item.name, first_line(error, 200)))
-    return torch.from_numpy(out[: len(kept)]).permute(0, 3, 1, 2).contiguous(), np.array(kept, dtype=np.int64), lost
+            while piece := list(itertools.islice(images, _PIECE)):
+                waiting.append(pool.submit(decode, piece))
+                if len(waiting) > 2 * threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 def resized(x: Tensor, shape: Sequence[int]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from fedstill.data.text import TextOptions, tokenize
 __all__ = ["aligned", "common_classes", "load_domain", "load_domains"]
 
 Classes = Literal["same", "union", "position"]
+Progress = Callable[[str, int, int], None]  # told what is done, how many samples of it, and of how many
 NAMED = 10  # of the images that could not be decoded, this many are named
 
 
@@ -86,6 +88,7 @@ def load_domains(
     classes: Classes = "same",
     unlabelled: Collection[str] = (),
     measured: Collection[str] | None = None,
+    progress: Progress = lambda what, done, of: None,
 ) -> dict[str, Domain]:
     """Load several domains in one common shape, with one common list of classes.
 
@@ -95,7 +98,8 @@ def load_domains(
     the first whatever its name, which makes an unrelated data set a useless source on purpose. The domains named in
     ``unlabelled`` are used for their inputs alone, so their classes need not agree, and no test set is held out of them if they
     have neither labels nor a test set. Every other domain needs a test set. Tables have one plan of columns; the shared means and
-    variances of numbers are those of the domains ``measured`` (by default all but the ``unlabelled``).
+    variances of numbers are those of the domains ``measured`` (by default all but the ``unlabelled``). ``progress`` is told while
+    images are decoded.
 
     >>> import tempfile
     >>> pair = load_domains(["embedded:mnist", "embedded:blended"], cache=tempfile.mkdtemp())
@@ -112,7 +116,7 @@ def load_domains(
     found = {name: find_source(source, root, folder, reading) for name, source in named.items()}
     looks = {name: look(source, folder, reading) for name, source in found.items()}
     _check_alike(looks, reading, unlabelled)
-    domains = _loaded(found, looks, folder, image_size, channels, reading)
+    domains = _loaded(found, looks, folder, image_size, channels, reading, progress)
     for name, domain in domains.items():
         if name in unlabelled and domain.whole is not None:
             domains[name] = replace(domain, train=domain.whole, classes=())
@@ -151,6 +155,7 @@ def _loaded(
     size: int | None,
     channels: int | None,
     reading: Reading,
+    progress: Progress = lambda what, done, of: None,
 ) -> dict[str, Domain]:
     """The domains in one shape, from the cache where they were decoded before; numbers as they are, NaN where one is missing."""
     if channels not in (None, 1, 3):
@@ -165,8 +170,11 @@ def _loaded(
     plan = plan_of({name: seen.columns for name, seen in looks.items()}) if _kind(looks) == "table" else None
     domains = {}
     for name, source in found.items():
-        key, read = _way(looks[name], source, shape, plan, reading, name)
-        tensors, facts = cached({**source.key, **key}, folder, lambda: _decode(source, read), source.name)  # noqa: B023
+        key, read = _way(looks[name], source, shape, plan, reading, name, progress)
+        make = partial(_decode, source, read)
+        tensors, facts = cached({**source.key, **key}, folder, make, source.name)
+        if facts["unreadable"] and facts["place"] != source.place:  # the same data elsewhere: its images are named by their place
+            tensors, facts = cached({**source.key, **key, "place": source.place}, folder, make, source.name)
         domains[name] = _domain(name, tensors, facts, reading, plan)
     return domains
 
@@ -179,7 +187,13 @@ Read = Callable[[RawSplit], tuple[Tensor, np.ndarray | None, Unreadable]]  # als
 
 
 def _way(
-    seen: Seen, source: Source, shape: tuple[int, int, int], plan: Plan | None, reading: Reading, name: str
+    seen: Seen,
+    source: Source,
+    shape: tuple[int, int, int],
+    plan: Plan | None,
+    reading: Reading,
+    name: str,
+    progress: Progress,
 ) -> tuple[dict[str, Any], Read]:
     """How a source is decoded, and what the result depends on."""
     if seen.image is not None:
@@ -189,7 +203,14 @@ def _way(
             limits = domain_range(image.depth, reading.range, name)
         own, background = reading.range is None, image.background
         key = {"shape": shape, "background": background, "limits": limits, "own": own or not image.deep}
-        return key, lambda s: stack_images(s.rows(), s.count, shape, background=background, limits=limits, own=own)
+
+        def read(split: RawSplit) -> tuple[Tensor, np.ndarray | None, Unreadable]:
+            if split.pixels is not None and split.pixels.shape[1:] == shape:
+                return torch.from_numpy(np.ascontiguousarray(split.pixels)), None, []
+            told = lambda done: progress(f"decoding {name}", done, split.count)
+            return stack_images(split.rows(), split.count, shape, background=background, limits=limits, own=own, done=told)
+
+        return key, read
     if plan is not None:
         return {"table": asdict(plan)}, lambda split: (encoded(_columns(split), plan), None, [])
     if seen.kind == "vector":
@@ -212,7 +233,7 @@ def _decode(source: Source, read: Read) -> tuple[dict[str, Tensor], dict[str, An
             x, kept, unreadable = read(split)
             labels = split.labels if kept is None or split.labels is None else split.labels[kept]
             parts[part], lost = (x, labels), lost + unreadable
-    facts: dict[str, Any] = {"classes": list(raw.classes), "unreadable": lost}
+    facts: dict[str, Any] = {"classes": list(raw.classes), "unreadable": lost, "place": source.place}
     x, labels = parts["train"]
     if raw.test is None:
         strata = np.zeros(len(x), dtype=np.int64) if labels is None else labels

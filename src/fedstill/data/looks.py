@@ -61,6 +61,10 @@ def _seen(raw: Raw, name: str, reading: Reading) -> Seen:
     labelled = raw.train.labels is not None
     splits = [split for split in (raw.train, raw.test) if split is not None]
     if raw.kind == "image":
+        shapes = [split.pixels.shape[1:] for split in splits if split.pixels is not None]
+        if len(shapes) == len(splits):
+            channels, height, width = max(shape[0] for shape in shapes), *shapes[0][1:]
+            return Seen("image", labelled, image=Look((channels, height, width)))
         found = look_at(lambda: itertools.chain.from_iterable(split.rows() for split in splits), reading.unreadable, name)
         return Seen("image", labelled, image=found)
     if raw.kind == "vector":

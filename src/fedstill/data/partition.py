@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedstill.core.errors import FedstillError
 
-__all__ = ["Partition", "partition"]
+__all__ = ["Partition", "class_counts", "partition"]
 
 
 class Partition(BaseModel):
@@ -88,7 +88,22 @@ def partition(labels: Tensor | np.ndarray, clients: int, spec: Partition, rng: n
                 "use fewer clients, more classes_per_client or a smaller min_samples"
             )
         _level(best, least, rng)
-    return [np.sort(share) for share in best]
+    # all at once, as views of one array: a hundred thousand small arrays would take more memory than the positions
+    sizes = np.array([len(share) for share in best])
+    joined = np.concatenate(best)
+    joined = joined[np.lexsort((joined, np.repeat(np.arange(clients), sizes)))]
+    return np.split(joined, np.cumsum(sizes)[:-1])
+
+
+def class_counts(labels: Tensor | np.ndarray, shares: Shares, classes: int) -> np.ndarray:
+    """How many samples of each class every share holds, all at once: (shares, classes).
+
+    >>> class_counts(np.array([0, 1, 1, 2]), [np.array([0, 1, 2]), np.array([3])], 3).tolist()
+    [[1, 2, 0], [0, 0, 1]]
+    """
+    held = np.asarray(labels)[np.concatenate(shares)]
+    owner = np.repeat(np.arange(len(shares)), [len(share) for share in shares])
+    return np.bincount(owner * classes + held, minlength=len(shares) * classes).reshape(len(shares), classes)
 
 
 def _checked(labels: np.ndarray, clients: int, spec: Partition) -> int:

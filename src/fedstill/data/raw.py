@@ -67,13 +67,14 @@ class RawSplit:
     """Rows that are read when needed, and their labels (None if there are none).
 
     A row is an :class:`Encoded` image, a text or a vector. The rows of a table come all at once, as ``columns``: numbers with
-    NaN, or words with None, where a value is missing.
+    NaN, or words with None, where a value is missing. ``pixels`` are images that are bytes already, (n, channels, height, width).
     """
 
     count: int
     rows: Callable[[], Iterator[Any]]
     labels: np.ndarray | None
     columns: Callable[[], dict[str, np.ndarray]] | None = None
+    pixels: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

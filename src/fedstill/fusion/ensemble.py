@@ -101,10 +101,12 @@ def ensemble_table(
             outputs = spread(outputs, teacher.places, len(known_by), 0.0)
         score = score.to(outputs.device, outputs.dtype)
         total = outputs * score[:, None] if total is None else total.addcmul_(outputs, score[:, None])
-        columns.append(score)
+        if ready is None:
+            columns.append(score)
         progress(k + 1, len(teachers))
     assert total is not None, "an ensemble needs a teacher"
-    weights = torch.stack(columns, 1)
+    # equal weights are a single number, whatever the number of samples and teachers
+    weights = torch.stack(columns, 1) if ready is None else ready.to(total.device, total.dtype)
     if isinstance(weighting, Scored):
         table = scored_table(total, weights.sum(1, keepdim=True), weights, space=space, temperature=temperature)
     else:

@@ -23,10 +23,18 @@ def apply(function: Callable[[Tensor], Tensor], network: Network, samples: Sampl
         return function(normalise(samples.x))
     was_training = network.training
     network.eval()
-    with torch.inference_mode():
-        parts = [function(normalise(x.to(device))) for x in torch.split(samples.x, batch_size)]
+    found: Tensor | None = None
+    with torch.no_grad():  # not inference_mode: what is found may be learned from
+        for first in range(0, len(samples), batch_size):
+            with torch.inference_mode():
+                part = function(normalise(samples.x[first : first + batch_size].to(device)))
+            if found is None:
+                # one tensor for all from the beginning: small results between the large tensors of a batch would keep the
+                # allocator from using that memory again, and a large pool would take several times its size
+                found = torch.empty(len(samples), *part.shape[1:], dtype=part.dtype, device=part.device)
+            found[first : first + batch_size] = part
     network.train(was_training)
-    return torch.cat(parts).clone() if parts else torch.empty(0)
+    return torch.empty(0) if found is None else found
 
 
 def predict_logits(network: Network, samples: Samples, batch_size: int = BATCH) -> Tensor:

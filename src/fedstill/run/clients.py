@@ -29,13 +29,14 @@ class ClientRecords(TypedDict):
 
 def client_records(task: Task) -> ClientRecords:
     """The clients and their label counts, for ``clients.json``, the table on the console and the bubble chart."""
+    counts = task.counts()
     clients: list[ClientRecord] = [
         {
             "id": info.id,
             "domain": info.domain,
             "prototype": info.prototype,
             "samples": info.samples,
-            "counts": task.counts(info.id),
+            "counts": None if counts is None else counts[info.id],
         }
         for info in task.clients.values()
     ]

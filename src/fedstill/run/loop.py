@@ -123,10 +123,7 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
         told.warn(
             f"{path} has {len(history)} of the {done} rounds before this one; the old file is {records.put_aside(path).name}"
         )
-    holders = to_json(client_records(task))
-    if done and (out / "clients.json").exists() and (out / "clients.json").read_text() != holders:
-        told.warn(f"the clients' data has changed: rewriting {out / 'clients.json'}")
-    atomic_write(out / "clients.json", holders)
+    _write_clients(task, out / "clients.json", done, told)
     for note in task.notes:
         told.warn(note)
     told.started(task, done)
@@ -166,6 +163,13 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
     atomic_write(out / "summary.json", to_json(found) + "\n")
     told.finished(found)
     return Result(out, history, found, server, task, algorithm)
+
+
+def _write_clients(task: Task, path: Path, done: int, told: Listener) -> None:
+    holders = to_json(client_records(task))
+    if done and path.exists() and path.read_text() != holders:
+        told.warn(f"the clients' data has changed: rewriting {path}")
+    atomic_write(path, holders)
 
 
 Heard = dict[str, list[tuple[float, int]]]  # by domain: each client's accuracy and its number of test samples

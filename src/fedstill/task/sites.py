@@ -244,8 +244,8 @@ class RosterTask(Task):
         held = lambda: [info.prototype for info in self.clients.values()]
         return Networks(self.config, self.device, self._inputs, held)
 
-    def counts(self, client: str) -> None:
-        """None: the server does not know how a node's labels are distributed."""
+    def counts(self) -> None:
+        """None: the server does not know how the nodes' labels are distributed."""
         return
 
 

@@ -19,7 +19,7 @@ from fedstill.core.jobs import Jobs
 from fedstill.core.streams import numpy_stream
 from fedstill.data.inputs import Preprocessing
 from fedstill.data.loading import load_domains
-from fedstill.data.partition import partition
+from fedstill.data.partition import class_counts, partition
 from fedstill.data.reading import Reading
 from fedstill.data.rows import Rows
 from fedstill.data.samples import Domain, Samples, hold_out, stratified
@@ -35,7 +35,7 @@ from fedstill.task.trunks import Views, through_trunk
 __all__ = ["USUAL", "ClientInfo", "Pool", "Task", "kind_of", "short_name"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be a hundred thousand
 class ClientInfo:
     """Who a client is and which of its domain's training samples it holds."""
 
@@ -142,6 +142,7 @@ class Task:
             classes=data.classes,
             unlabelled=self._unlabelled,
             measured=self.client_domains,
+            progress=self.progress,
         )
 
     @property
@@ -269,10 +270,11 @@ class Task:
             labels = train.y[torch.from_numpy(mine)].numpy()
             rng = numpy_stream(self.seed, "partition", name)
             shares = partition(labels, config.clients.per_domain, config.clients.partition, rng)
-            for i, share in enumerate(shares):
+            held = np.split(mine[np.concatenate(shares)], np.cumsum([len(share) for share in shares])[:-1])
+            for i, own in enumerate(held):
                 number = len(clients)
                 turn = d if config.model.by == "domain" else number
-                info = ClientInfo(f"{name}-{i}", name, dealt[turn % len(dealt)], mine[share])
+                info = ClientInfo(f"{name}-{i}", name, dealt[turn % len(dealt)], own)
                 clients[info.id] = info
         return clients
 
@@ -291,12 +293,15 @@ class Task:
         drawn = numpy_stream(self.seed, "poison").permutation(len(ids))[:count]
         return frozenset(named | {ids[i] for i in drawn})
 
-    def counts(self, client: str) -> list[int] | None:
-        """How many samples of each class a client holds; None if the server does not know."""
-        info = self.clients[client]
-        labels = self.raw_domains[info.domain].train.y
-        assert labels is not None
-        return torch.bincount(labels[torch.from_numpy(info.indices)], minlength=len(self.classes)).tolist()
+    def counts(self) -> dict[str, list[int]] | None:
+        """How many samples of each class every client holds; None if the server does not know."""
+        found: dict[str, list[int]] = {}
+        for domain in self.client_domains:
+            labels = self.raw_domains[domain].train.y
+            own = {info.id: info.indices for info in self.clients.values() if info.domain == domain}
+            assert labels is not None
+            found |= zip(own, class_counts(labels, list(own.values()), len(self.classes)).tolist(), strict=True)
+        return found
 
     def data_of(self, client: str) -> Samples:
         """A client's training samples (with false labels if it is poisoned)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from fedstill.core.streams import stream
 from fedstill.data.augment import augment
 from fedstill.data.cache import cache_folder, cached, forget
+from fedstill.data.loading import Progress
 from fedstill.data.samples import Domain, Samples
 from fedstill.models.trunk import Top
 from fedstill.training.options import Augment
 
 __all__ = ["Kept", "Progress", "Views", "fingerprint", "through_trunk", "trunk_outputs"]
 
-Progress = Callable[[str, int, int], None]
 PIECE = 64  # samples between two reports of progress
 
 

@@ -74,6 +74,7 @@ def transfer(
     else:
         table = table_of(samples, progress=partial(round.progress, "teachers"))
         note_weights(task, teachers, table, samples, round)
+        table = replace(table, weights=table.weights[:, :0])  # noted, and as large as all samples times all teachers
     held = None
     private = isinstance(weighting, Voting) and weighting.private
     if private and isinstance(table, Table):  # samples without an answer are left out
@@ -325,9 +326,11 @@ def note_weights(task: Task, teachers: Sequence[Teacher], table: Table, samples:
     round.note(weights=means(table.weights))
     pool = task.pool
     if pool is not None and samples is pool.samples:
-        origin = pool.origin.to(table.weights.device)
+        origin, whole = pool.origin.to(table.weights.device), len(pool.domains) == 1
         round.note(
             weights_by_domain={
-                domain: means(table.weights[origin == i]) for i, domain in enumerate(pool.domains) if bool((origin == i).any())
+                domain: round.notes["weights"] if whole else means(table.weights[origin == i])
+                for i, domain in enumerate(pool.domains)
+                if bool((origin == i).any())
             }
         )
