@@ -248,6 +248,24 @@ def test_steps_are_steps():
     assert turns == list(range(7))  # E = 7: a step of Eq. 9, a turn of Eq. 3
 
 
+def test_a_discriminators_own_optimiser_takes_its_step_and_leaves_the_classifiers_alone():
+    """One step of SGD with rate 1 by hand: w - g for the discriminator; the classifier trains as with a game without one."""
+    network, _, discriminator, game, batch = parts(
+        sharing=False, discriminator_optimizer=Optimizer(name="sgd", lr=1.0, momentum=0.0)
+    )
+    owned = {id(p) for p in discriminator.parameters()}
+    assert not owned & {id(p) for p in game.trained(network)}
+    joint = Game(discriminator, game.generator, Adversarial(), round=1, steps_per_epoch=1)
+    assert owned <= {id(p) for p in joint.trained(network)}
+    before = discriminator.head.weight.detach().clone()
+    game.term(batch).backward()
+    slope = discriminator.head.weight.grad.clone()
+    game.answer(batch)
+    assert bool(slope.abs().sum() > 0)
+    assert torch.equal(discriminator.head.weight, before - slope)
+    assert discriminator.head.weight.grad is None  # nothing is left for the next step
+
+
 def test_mode_seeking_by_hand_and_in_pairs_of_one_label():
     z = torch.tensor([[0.0, 0.0], [1.0, 3.0]])  # mean |z - z'| = 2
     assert mode_seeking(z, torch.tensor([[0.0], [4.0]])).item() == pytest.approx(0.5, abs=1e-4)
@@ -257,16 +275,24 @@ def test_mode_seeking_by_hand_and_in_pairs_of_one_label():
     assert labels[:3].tolist() == labels[3:].tolist()
 
 
-def test_labels_are_the_clients_own_where_the_classifier_judges_them():
+def test_the_classifier_judges_the_clients_own_labels_and_the_discriminator_sees_all():
+    """Theorem 1 compares p_k with p: a discriminator that sees only its own classes generated cannot tell them from others."""
     *_, game, batch = parts(label=1.0)
-    assert game.drawn(batch)[1].tolist() == batch.y.tolist()
+    batch.y = torch.zeros_like(batch.y)  # a client with one class
+    drawn, asked = game.drawn, []
+    game.drawn = lambda *given, **chosen: asked.append(drawn(*given, **chosen)) or asked[-1]
+    game.term(batch)
+    game.generator_step(batch)
+    (_, seen), (_, judged) = asked
+    assert seen.unique().numel() > 1
+    assert judged.tolist() == batch.y.tolist()
 
 
 def test_the_generators_loss_is_the_sum_of_its_terms():
     options = {"generator_loss": "non-saturating", "mode_seeking": 0.1, "label": 0.5}
     network, generator, _, game, batch = parts(**options, generator_optimizer=Optimizer(name="sgd", lr=1.0))
     before, after = stepped(game, generator, batch)
-    noise, labels = game.drawn(batch, pairs=True)
+    noise, labels = game.drawn(batch, mine=True, pairs=True)
     made = generator(noise, labels)
     loss = generator_loss(game.discriminate(made, network), "non-saturating") + 0.1 * mode_seeking(noise, made)
     loss = loss + 0.5 * torch.nn.functional.cross_entropy(game.classify(made, network), labels)

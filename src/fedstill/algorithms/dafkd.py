@@ -306,8 +306,8 @@ class DaFKD(FedDF[DaFKDOptions]):
             rng=client.rng("fit"),
             lr=learning_rate(local.optimizer.lr, local.schedule, client.round, config.rounds),
             terms=[*self.terms(message, client), game.term],  # Eq. 9
-            parameters=[*network.parameters(), *discriminator.parameters()],
-            after=game.generator_step,  # Eq. 3
+            parameters=game.trained(network),
+            after=game.answer,  # Eq. 3
         )
         client.memory = client.memory.with_parts(discriminator=discriminator.state())
         reply = Message.of(

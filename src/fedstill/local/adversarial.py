@@ -57,13 +57,17 @@ class Adversarial(Part):
     generator_optimizer: Optimizer = Optimizer(name="adamw", lr=1e-3, weight_decay=1e-3)
     """The generator's optimiser. The paper gives the rate and the decay, but names no optimiser."""
 
+    discriminator_optimizer: Optimizer | None = None
+    """Optimiser of the discriminator's own layers: its head, or all without sharing. That of local training if not set."""
+
     mode_seeking: Annotated[float, Field(ge=0)] = 0.0
     """Weight of mode seeking in the generator's loss: ``|z - z'| / |G(z, y) - G(z', y)|`` over pairs of one label (Mao et al.,
     CVPR 2019). Neither in the paper nor in the authors' code."""
 
     label: Annotated[float, Field(ge=0)] = 0.0
     """Weight, in the generator's loss, of the classifier's cross-entropy on the label that a sample was generated for. Labels are
-    then drawn from the client's own. Neither in the paper, where the label is in no loss, nor in the authors' code."""
+    drawn from the client's own then; the discriminator still sees generated samples of all labels. Neither in the paper, where
+    the label is in no loss, nor in the authors' code."""
 
     gradient_penalty: Annotated[float, Field(ge=0)] = 0.0
     """Weight of a gradient penalty on the discriminator; not in the paper, 0.3 in the authors' code."""
@@ -209,6 +213,9 @@ class Game:
     ):
         self.discriminator, self.generator, self.options, self.features = discriminator, generator, options, features
         self.optimizer = make_optimizer(options.generator_optimizer, list(generator.parameters()))
+        self.own: torch.optim.Optimizer | None = None
+        if options.discriminator_optimizer is not None:
+            self.own = make_optimizer(options.discriminator_optimizer, list(discriminator.parameters()))
         self.round, self.last = round, options.epochs * steps_per_epoch if options.epochs else None
         generator.train()
 
@@ -221,18 +228,19 @@ class Game:
         return self.round <= (self.options.generator_rounds or self.round) and (self.last is None or step < self.last)
 
     def generate(self, batch: Batch) -> Tensor:
-        """As many generated samples as the batch has."""
+        """As many generated samples as the batch has, of all labels: the discriminator learns which of them are not the
+        client's, as in Theorem 1, where it compares p_k with p."""
         return self.made(*self.drawn(batch))
 
-    def drawn(self, batch: Batch, pairs: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Noise, and the labels of a conditional generator: uniform, or the batch's own if the classifier judges them. At least
-        two, since the generator's BatchNorm cannot learn from one. ``pairs`` gives both halves the same labels."""
+    def drawn(self, batch: Batch, mine: bool = False, pairs: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Noise, and the labels of a conditional generator: uniform, or those of the batch if ``mine``. At least two, since the
+        generator's BatchNorm cannot learn from one. ``pairs`` gives both halves the same labels."""
         n = max(2, len(batch.x))
         noise = self.generator.draw(n, batch.rng)
         if not self.generator.conditional:
             return noise, None
-        if self.options.label:
-            labels = batch.y.repeat(n)[:n]  # a client's classifier knows nothing of labels that it never saw
+        if mine:
+            labels = batch.y.repeat(n)[:n]
         else:
             labels = torch.randint(self.generator.classes, (n,), generator=batch.rng, device=batch.rng.device).to(noise.device)
         if pairs:
@@ -281,12 +289,24 @@ class Game:
             loss = loss + self.options.gradient_penalty * penalty
         return loss
 
+    def trained(self, network: Network) -> list[nn.Parameter]:
+        """What the joint loss trains: the classifier, and the discriminator unless it has an optimiser of its own."""
+        return [*network.parameters(), *(self.discriminator.parameters() if self.own is None else ())]
+
+    def answer(self, batch: Batch) -> None:
+        """What follows a step of the joint loss: the discriminator's step, if its optimiser is its own, and the generator's."""
+        if self.own is not None and self.discriminator_learns(batch.step):
+            self.own.step()
+            self.own.zero_grad(set_to_none=True)
+        self.generator_step(batch)
+
     def generator_step(self, batch: Batch) -> None:
         """Lines 23 and 24: fresh noise, and a step of the generator against the discriminator as it now is."""
         if not self.generator_learns(batch.step):
             return
         options = self.options
-        noise, labels = self.drawn(batch, pairs=options.mode_seeking > 0)
+        # a client's classifier knows nothing of labels that it never saw
+        noise, labels = self.drawn(batch, mine=options.label > 0, pairs=options.mode_seeking > 0)
         generated = self.made(noise, labels)
         loss = generator_loss(self.discriminate(generated, batch.network), options.generator_loss)
         if options.mode_seeking:

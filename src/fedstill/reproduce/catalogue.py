@@ -131,6 +131,17 @@ study(
     note=DAFKD,
     **DAFKD_SCALES,
 )(Later("dafkd:ablations_rounds"))
+study(
+    "dafkd-game",
+    "DaFKD: the game on pooled digits, and the quality of its generator",
+    small=4,
+    paper=4,
+    tiny=4,
+    unit="number",
+    note="Not in the paper. One client holds 5,000 digits and plays 600 steps of 32; the judge learned from other digits. "
+    "within: variation of a pixel within a class; classes: effective number of classes that the judge predicts; label: share "
+    "predicted as its intended class; FID: Frechet distance of the judge's features to those of real digits.",
+)(Later("dafkd_game:game"))
 
 study(
     "fedd3a-table1",
