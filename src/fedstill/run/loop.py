@@ -19,6 +19,7 @@ from fedstill.core.files import atomic_write, to_json
 from fedstill.core.streams import numpy_stream, seeded
 from fedstill.engine.exchange import EVALUATE, Engine, Outcome
 from fedstill.engine.inprocess import InProcess
+from fedstill.local.private import SPENT
 from fedstill.run import history as records
 from fedstill.run.budgets import client_budgets, said_epsilon
 from fedstill.run.checkpoint import save_checkpoint
@@ -26,7 +27,7 @@ from fedstill.run.clients import client_records
 from fedstill.run.confusion import write_confusion
 from fedstill.run.folder import begin, folder_lock, keep_ensemble, write_features, write_generator, write_models, write_samples
 from fedstill.run.history import Dropped, Line
-from fedstill.run.judging import delivered, settle
+from fedstill.run.judging import Settled, delivered, settle
 from fedstill.run.listener import Listener, Listeners
 from fedstill.run.result import Result
 from fedstill.run.screening import screened
@@ -230,6 +231,8 @@ def _round(
             context.progress(phase, len(found) + len(dropped), len(chosen))
         present = [client for client in present if client in found]  # in the order of sampling, not of arrival
         seconds["train"] += time.perf_counter() - clock
+        if not present and dropped and all(SPENT in one["reason"] for one in dropped):
+            break  # every client of the round has stopped: the model stays, and others may be drawn next
         least = config.clients.min_replies
         if len(present) < (least if config.privacy.client is None else min(least, len(chosen))):  # few may be drawn by chance
             reasons = "; ".join(f"{d['client']}: {d['reason']}" for d in dropped[:3])
@@ -247,7 +250,7 @@ def _round(
         seconds["fuse"] += took - measured
         seconds["evaluate"] += measured
     clock = time.perf_counter()
-    settled = settle(algorithm, engine, server, present, context)
+    settled = settle(algorithm, engine, server, present, context) if present else Settled(server)
     server, down, up = settled.server, down + settled.bytes_down, up + settled.bytes_up
     if context.ends:
         seconds["judge"] = time.perf_counter() - clock
