@@ -276,6 +276,15 @@ study(
     "alike (200 steps of Adam); FedRAD also averages the student's weights.",
 )(Later("poisoning:poisoning"))
 study(
+    "privacy",
+    "Accuracy against epsilon (10 clients, MNIST, alpha 1): DP-SGD with FedAvg, FedDF and FedD3A; private votes",
+    small=15,
+    paper=240,
+    tiny=4,
+    note="Epsilon is that of each sample, at delta 1e-5; for private votes, that of each client as a teacher, against all but "
+    "the server. FedD3A's projections have noise too, for a fifth of the budget.",
+)(Later("privacy:privacy"))
+study(
     "never-hurts",
     "Does distillation cost accuracy? FedAvg, the papers' own forms, and with judge and line",
     small=130,

@@ -19,6 +19,7 @@ from fedstill.core.files import atomic_write, to_json
 from fedstill.core.streams import numpy_stream, seeded
 from fedstill.engine.exchange import EVALUATE, Engine, Outcome
 from fedstill.engine.inprocess import InProcess
+from fedstill.local.private import SPENT
 from fedstill.run import history as records
 from fedstill.run.budgets import client_budgets, said_epsilon
 from fedstill.run.checkpoint import save_checkpoint
@@ -26,7 +27,7 @@ from fedstill.run.clients import client_records
 from fedstill.run.confusion import write_confusion
 from fedstill.run.folder import begin, folder_lock, keep_ensemble, write_features, write_generator, write_models, write_samples
 from fedstill.run.history import Dropped, Line
-from fedstill.run.judging import delivered, settle
+from fedstill.run.judging import Settled, delivered, settle
 from fedstill.run.listener import Listener, Listeners
 from fedstill.run.result import Result
 from fedstill.run.screening import screened
@@ -234,12 +235,15 @@ def _round(
             context.progress(phase, len(found) + len(dropped), len(chosen))
         present = [client for client in present if client in found]  # in the order of sampling, not of arrival
         seconds["train"] += time.perf_counter() - clock
-        least = config.clients.min_replies
-        if len(present) < (least if config.privacy.client is None else min(least, len(chosen))):  # few may be drawn by chance
+        stopped = not present and bool(dropped) and all(SPENT in one["reason"] for one in dropped)
+        if stopped and config.privacy.client is None:
+            break  # every client of the round has stopped: the model stays, and others may be drawn next
+        least = config.clients.min_replies if config.privacy.client is None else min(config.clients.min_replies, len(chosen))
+        if len(present) < least and not stopped:  # with privacy.client few may be drawn, and a round of nobody is one of noise
             reasons = "; ".join(f"{d['client']}: {d['reason']}" for d in dropped[:3])
             raise FedstillError(
                 f"round {context.number} has {len(present)} usable replies, fewer than min_replies = "
-                f"{least} ({reasons})"
+                f"{config.clients.min_replies} ({reasons})"
                 + (f"; the checkpoint of round {context.number - 1} can be resumed" if context.number > 1 else "")
             )
         clock = time.perf_counter()
@@ -251,7 +255,7 @@ def _round(
         seconds["fuse"] += took - measured
         seconds["evaluate"] += measured
     clock = time.perf_counter()
-    settled = settle(algorithm, engine, server, present, context)
+    settled = settle(algorithm, engine, server, present, context) if present else Settled(server)
     server, down, up = settled.server, down + settled.bytes_down, up + settled.bytes_up
     if context.ends:
         seconds["judge"] = time.perf_counter() - clock

@@ -19,7 +19,7 @@ WEIGHTS = ("model", "layer", "masked")
 def check_reports(algorithm: Algorithm) -> None:
     """Refuse reports whose change by one sample is not bounded, and budgets that do not say how they are divided."""
     config = algorithm.task.config
-    reports, sample = config.privacy.reports, getattr(config.privacy, "sample", None)
+    reports, sample = config.privacy.reports, config.privacy.sample
     if reports is None:
         return
     sent = [item for item in algorithm.sent() if item not in WEIGHTS]
