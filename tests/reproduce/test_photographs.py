@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedstill.bundles.fuse import Figure
-from fedstill.reproduce import Plan, one_shot
+from fedstill.reproduce import Plan, estimate, one_shot
 from fedstill.reproduce.photographs import settings
 from fedstill.run.configuration import resolve
 
@@ -37,6 +37,11 @@ def test_sites_have_as_many_texts_with_either_pool(tmp_path: Path) -> None:
             data = resolve(tree).data
             assert data.limit is not None
             assert data.limit * (1 - data.holdout) == 1000
+
+
+def test_an_option_of_the_only_row_is_no_mistake_in_the_others(tmp_path: Path) -> None:
+    plan = Plan(tmp_path, tmp_path, only=("kd3a",), columns=("target photo",), sets=("algorithm.classifiers=merge",))
+    assert estimate("photographs", plan).runs == 1
 
 
 def test_places() -> None:

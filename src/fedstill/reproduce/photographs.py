@@ -80,9 +80,10 @@ def settings(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any]]]:
                     yield row, column, {**tree, "algorithm": {**options, **late}}
     for name, other in TEXTS.items():
         for alpha in (1.0, 0.1):
-            for column, given in ((f"{name} alpha {alpha:g}", None), (f"{name} alpha {alpha:g}, pool {other}", other)):
-                for row in ("FedAvg", "FedDF"):
-                    yield row, column, {**texts(plan, name, alpha, given), "algorithm": FUSING[row]}
+            column = f"{name} alpha {alpha:g}"
+            for row in ("FedAvg", "FedDF"):
+                yield row, column, {**texts(plan, name, alpha, None), "algorithm": FUSING[row]}
+                yield row, f"{column}, pool {other}", {**texts(plan, name, alpha, other), "algorithm": FUSING[row]}
 
 
 def photos(plan: Plan, pool: str, rounds: int, epochs: int) -> dict[str, Any]:

@@ -157,7 +157,8 @@ def estimate(name: str, plan: Plan) -> Estimate:
     chosen = STUDIES.get(name)
     mine = planned(chosen, plan)
     jobs = gather(chosen, mine)
-    whole = gather(chosen, replace(planned(chosen, replace(plan, only=(), columns=())), line=False, seeds=(0,)))
+    everything = replace(plan, only=(), columns=(), sets=())  # what is set may have no place in rows that are not run
+    whole = gather(chosen, replace(planned(chosen, everything), line=False, seeds=(0,)))
     done = sum(finished(job) for job in jobs)
     scale = next((s for s in SCALES[SCALES.index(plan.scale) :] if s in chosen.minutes), "small")
     share = (len(jobs) - done) / max(1, len(whole)) if jobs else len(plan.seeds)
