@@ -314,6 +314,19 @@ def test_an_average_by_examples_is_judged_beside_a_systems_own(tiny: Any, tmp_pa
         assert same(delivered(settled.server).models["mlp"], good)
 
 
+def test_unjudged_the_plain_average_stands_unless_a_systems_own_was_always_better(tiny: Any, tmp_path: Path) -> None:
+    algorithm = create(Task(tiny(**tree({"points": [0.0, 1.0]}))))
+    own = algorithm.task.networks.initial("mlp")
+    student, plain = ({name: tensor + by for name, tensor in own.items()} for by in (1, 2))
+    once, always = [[1, [0.5, 0.4, 0.6]], [2, [0.7, 0.4, 0.6]]], [[1, [0.7, 0.4, 0.6]], [2, [0.7, 0.4, 0.6]]]
+    for scores, wanted in ((once, plain), (always, own)):  # own average, student, plain average
+        context = Round(2, 2, 0)
+        context.offer({"mlp": own}, {"mlp": student}, plain={"mlp": plain})
+        server = Server({"mlp": student}, {}, {JUDGED: {"mlp": scores}})
+        settled = settle(algorithm, InProcess(algorithm, tmp_path), server, [], context)
+        assert same(delivered(settled.server).models["mlp"], wanted)
+
+
 def test_fedrad_offers_the_plain_average(tiny: Any, tmp_path: Path) -> None:
     config = tree(None, rounds=2)
     config["algorithm"]["name"] = "fedrad"

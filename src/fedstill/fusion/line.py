@@ -139,16 +139,16 @@ def delivered_point(points: Sequence[float], scores: Sequence[float]) -> float:
     return points[max(range(len(points)), key=lambda i: (scores[i], -points[i]))]
 
 
-def cautious_scores(judged: Sequence[Sequence[float]]) -> list[float]:
-    """Scores for a round that nobody judges, from those of several rounds before: the average's mean score, and for every other
-    candidate that plus its *smallest* gain over the average. A candidate that was once worse than the average is not preferred
-    to it. The best of one round, or of the mean, is often best by chance and not better in the next round.
+def cautious_scores(judged: Sequence[Sequence[float]], safe: int = 0) -> list[float]:
+    """Scores for a round that nobody judges, from those of several rounds before: the mean score of the safe candidate, which is
+    the plain average, and for every other one that plus its *smallest* gain over it. So a candidate that was once worse is not
+    preferred. The best of one round, or of the mean, is often best by chance and not better in the next round.
 
     >>> [round(score, 3) for score in cautious_scores([[0.70, 0.72, 0.60], [0.74, 0.75, 0.78]])]
     [0.72, 0.73, 0.62]
     """
-    average = fmean(scores[0] for scores in judged)
-    return [average + min(scores[i] - scores[0] for scores in judged) for i in range(len(judged[0]))]
+    average = fmean(scores[safe] for scores in judged)
+    return [average + min(scores[i] - scores[safe] for scores in judged) for i in range(len(judged[0]))]
 
 
 def carried_point(points: Sequence[float], scores: Sequence[float] | None, options: Line) -> float:

@@ -110,7 +110,8 @@ def _earlier(server: Server, line: Line, round: Round) -> tuple[dict[str, list[f
             (number, scores) for number, scores in server.values.get(JUDGED, {}).get(name, []) if len(scores) == wanted
         ]
         if judged_then:
-            found[name] = cautious_scores([scores for _, scores in judged_then])
+            safe = 0 if ends.plain is None else wanted - 1  # a system's own average is not safe: the average by examples is
+            found[name] = cautious_scores([scores for _, scores in judged_then], safe)
             rounds[name] = [number for number, _ in judged_then]
     return found, rounds
 
