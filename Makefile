@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint install docs results package clean
+.PHONY: demo test lint install docs results bench package clean
 
 demo: $(STAMP)
 	$(BIN)/fedstill demo
@@ -31,6 +31,11 @@ docs: $(DEV)
 # docs/results/studies.md and the README's column of claims, from the kept results in docs/results/data.
 results: $(DEV)
 	$(BIN)/python -m fedstill.reproduce.publish
+
+# Ratios of time and memory, in runs/bench.json: make bench DATA=folder. OLD=file.json also shows what became worse.
+bench: $(DEV)
+	$(BIN)/python benchmarks/bench.py $(if $(DATA),--data $(DATA)) --out runs/bench.json
+	$(if $(OLD),$(BIN)/python benchmarks/bench.py --compare $(OLD) runs/bench.json)
 
 # Wheel and sdist in dist/, checked, installed in fresh environments and tried with `fedstill demo`.
 package: $(DEV)

@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from bench import Row, finish
 from torch.nn import functional as F
 
 from fedstill.algorithms import create
@@ -139,7 +140,7 @@ class Ours:
         return total, {**parts, "rest": total - sum(parts.values())}
 
 
-def measure(name: str, config: Config, cores: int, repeat: int) -> None:
+def measure(name: str, config: Config, cores: int, repeat: int) -> list[Row]:
     """Time one setting and print its ratios."""
     task = Task(config)
     with contextlib.ExitStack() as stack:
@@ -170,6 +171,12 @@ def measure(name: str, config: Config, cores: int, repeat: int) -> None:
     for kind in kinds:
         parts = ", ".join(f"{part} {value:.2f}" for part, value in spent[kind].items())
         print(f"  {kind}: {median(times[kind]) / base:.2f} of it ({median(times[kind]):.2f} s; last run: {parts})", flush=True)
+    several = f"{cores} workers, 1 thread each"
+    rows = [Row(f"FedAvg, {kind} ({name})", "bare loop", median(times[kind]) / base) for kind in kinds]
+    return [
+        *rows,
+        Row(f"FedAvg, {several} ({name})", f"{cores} bare loops", median(times[several]) / median(times["floor"]), 1.05),
+    ]
 
 
 def main() -> None:
@@ -180,16 +187,20 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=10)
     options.add_argument("--cores", type=int, default=2)
     options.add_argument("--only", choices=list(SETTINGS))
+    options.add_argument("--json", type=Path, help="also write the ratios to this file")
     options.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
     given = options.parse_args()
     if given.smoke:
         small = configuration(None, "mnist", "cnn-small", 16, rounds=1, limit=100)
-        measure("smoke", small, cores=1, repeat=1)
+        finish(measure("smoke", small, cores=1, repeat=1), given.json)
         return
+    rows: list[Row] = []
     for name, setting in SETTINGS.items():
         if given.only not in (None, name) or (not given.data and name != "mnist-cnn"):
             continue
-        measure(name, configuration(given.data, rounds=given.rounds, **setting), given.cores, given.repeat)  # type: ignore[arg-type]
+        config = configuration(given.data, rounds=given.rounds, **setting)  # type: ignore[arg-type]
+        rows += measure(name, config, given.cores, given.repeat)
+    finish(rows, given.json)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from bench import Row, finish
+
 LIMIT = 1.2
 
 
@@ -62,6 +64,7 @@ def main() -> None:
     parser.add_argument("--many", type=int, default=50)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--samples", type=int, default=256)
+    parser.add_argument("--json", type=Path, help="also write the ratios to this file")
     parser.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("paths", nargs="*", help=argparse.SUPPRESS)
@@ -76,7 +79,7 @@ def main() -> None:
         size = paths[0].stat().st_size / 1e6
         few, many = peak(paths[: given.few], given.samples), peak(paths, given.samples)
     print(f"{given.model}, {size:.1f} MB a bundle: {given.few} teachers {few:.0f} MB, {given.many} teachers {many:.0f} MB")
-    print(f"ratio {many / few:.3f} (at most {LIMIT})")
+    finish([Row(f"peak memory of `fuse` with {given.many} bundles", f"{given.few} bundles", many / few, LIMIT)], given.json)
     if many > LIMIT * few:
         raise SystemExit(1)
 

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from bench import Row, finish
 
 from fedstill.core.message import Message
 from fedstill.data.samples import Samples
@@ -83,6 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the pool and of the steps")
     parser.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
+    parser.add_argument("--json", type=Path, help="also write the ratios to this file")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--pool", type=int, help=argparse.SUPPRESS)
@@ -108,6 +110,17 @@ def main() -> None:
         few, many = peak_with(least, size), peak_with(most, size)
         print(f"(b) peak memory: {few:.0f} MB with {least} teachers, {many:.0f} MB with {most}")
         verdict(many / few, MEMORY_LIMIT)
+        rows = [
+            Row(
+                f"distillation of {count} teachers from the table",
+                "evaluating them in each step",
+                with_table / without,
+                TIME_LIMIT,
+                f"processor time, {size:,} images, {steps:,} steps",
+            ),
+            Row(f"peak memory of fusing {most} teachers", f"{least} teachers", many / few, MEMORY_LIMIT, f"{many:.0f} MB"),
+        ]
+        finish(rows, wanted.json)
 
 
 def verdict(ratio: float, limit: float) -> None:

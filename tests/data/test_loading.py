@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from fedstill.core.errors import FedstillError
-from fedstill.data.embedded import EMBEDDED, _mnist_part
+from fedstill.data.embedded import EMBEDDED, _mnist_digits, _mnist_part
 from fedstill.data.loading import load_domain, load_domains
 from fedstill.data.reading import Reading
 from fedstill.data.text import TextOptions
@@ -216,6 +216,18 @@ def test_embedded_digits_are_disjoint_and_complete(cache):
         assert domain.train.x.shape == (200, 3, 16, 16)
         assert domain.train.counts(10).min() >= 18
         assert domain.test.counts(10).min() >= 19
+
+
+def test_embedded_files_are_read_as_their_packages_read_them(monkeypatch):
+    """Without importing the packages, which takes seconds; with them where the files have moved."""
+    quick = {name: EMBEDDED[name]() for name in ("mnist", "optdigits", "blended")}
+    monkeypatch.setattr("fedstill.data.embedded._packaged", lambda package, name: None)
+    _mnist_digits.cache_clear()
+    for name, (pixels, labels) in quick.items():
+        slow_pixels, slow_labels = EMBEDDED[name]()
+        assert pixels.dtype == slow_pixels.dtype == np.uint8
+        assert np.array_equal(pixels, slow_pixels)
+        assert np.array_equal(labels, slow_labels)
 
 
 def test_blended_is_the_absolute_difference():

