@@ -87,9 +87,11 @@ class Found:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def measure(names: Sequence[str], data: Path | None, smoke: bool) -> Found:
-    """Run the benchmarks, one after the other."""
-    found = Found()
+def measure(names: Sequence[str], data: Path | None, smoke: bool, out: Path | None) -> Found:
+    """Run the benchmarks, one after the other, and write after each what there is. The rows of others in ``out`` stay."""
+    before = json.loads(out.read_text()) if out is not None and out.exists() else {"rows": [], "left_out": {}}
+    kept = [row for row in before["rows"] if row["benchmark"] not in names]
+    found = Found(kept, {name: why for name, why in before["left_out"].items() if name not in names})
     for name in names:
         one = BENCHMARKS[name]
         lacking = next((package for package in one.needs if find_spec(package) is None), None)
@@ -102,6 +104,9 @@ def measure(names: Sequence[str], data: Path | None, smoke: bool) -> Found:
             found.rows += _one(name, one, place, smoke)
         if name in found.left_out:
             print(f"{name} is left out: {found.left_out[name]}", flush=True)
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(told(found), indent=1) + "\n")
     return found
 
 
@@ -177,11 +182,7 @@ def main() -> None:
     for name in names:
         if name not in BENCHMARKS:
             options.error(f"there is no benchmark '{name}'; there are {', '.join(BENCHMARKS)}")
-    found = told(measure(names, given.data, given.smoke))
-    print(f"\n{table(found['rows'])}")
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"\n{table(measure(names, given.data, given.smoke, given.out).rows)}")
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def main() -> None:
             of["second"] / of["first"],
             note=f"{of['second']:.3f} s and {of['first']:.1f} s",
         ),
-        Row(f"loading {what} from the cache", "decoding", of["second_cpu"] / of["first_cpu"], note="processor time"),
+        Row(f"loading {what} from the cache", "decoding, processor time", of["second_cpu"] / of["first_cpu"]),
     ]
     finish(rows, given.json)
 

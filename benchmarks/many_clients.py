@@ -130,7 +130,7 @@ def main() -> None:
     of = f"{given.few:,} clients"
     rows = [
         Row(f"a round with {given.many:,} clients", of, many["round"] / few["round"], note="wall time"),
-        Row(f"a round with {given.many:,} clients", of, many["round_cpu"] / few["round_cpu"], note="processor time"),
+        Row(f"a round with {given.many:,} clients", f"{of}, processor time", many["round_cpu"] / few["round_cpu"]),
         Row(f"peak memory with {given.many:,} clients", of, many["peak"] / few["peak"], note=f"{many['peak']:.0f} MB"),
     ]
     for count, own in ((given.few, few), (given.many, many)):
