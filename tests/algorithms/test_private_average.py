@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from fedstill.core.accounting import ORDERS, Ledger
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
 from fedstill.fusion.clipping import clipped_to, next_clip, norm_of, sum_noise
+from fedstill.local.private import SPENT
 from fedstill.run.budgets import budget_words
 from fedstill.run.loop import drive, run, sample_independently
 from fedstill.task import Task
@@ -224,6 +226,24 @@ def test_nobody_in_a_round_and_everybody_lost(tmp_path):
     with contextlib.closing(Losing(algorithm, tmp_path).lose("train", list(algorithm.task.clients))) as engine:
         with pytest.raises(FedstillError, match="0 usable replies"):
             drive(algorithm, engine, tmp_path / "lost")
+
+
+class Stopping(Losing):
+    """An engine whose lost clients have spent a budget of their own."""
+
+    def exchange(self, round, phase, messages):
+        for outcome in super().exchange(round, phase, messages):
+            yield replace(outcome, reason=SPENT) if outcome.reason == "lost" else outcome
+
+
+def test_a_round_of_clients_that_have_stopped_is_one_of_noise_too(tmp_path):
+    """Otherwise a round without noise would tell that nobody else took part."""
+    algorithm = create(Task(private({"clip": 1.0, "noise": 0.5}, rounds=1)))
+    before = algorithm.start().models["mlp"]
+    with contextlib.closing(Stopping(algorithm, tmp_path).lose("train", list(algorithm.task.clients))) as engine:
+        done = drive(algorithm, engine, tmp_path / "run")
+    assert float((flat(done.server.models["mlp"]) - flat(before)).std()) == pytest.approx(0.25, rel=0.1)
+    assert done.history[0]["privacy"]["client"]["epsilon"] > 0
 
 
 def test_with_secure_sums_the_clients_clip(tmp_path):

@@ -16,6 +16,7 @@ from fedstill.core.accounting import Ledger
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
 from fedstill.data.samples import Samples
+from fedstill.local.private import SPENT
 from fedstill.local.reports import make_report, noise
 from fedstill.local.reports.counts import label_counts
 from fedstill.local.reports.moments import clipped, moments_of
@@ -219,6 +220,7 @@ def test_a_spent_budget_stops_the_client_and_not_the_run_also_after_a_resume(tmp
     a_run("fd", options, tmp_path, rounds=1, **changes)
     done = a_run("fd", options, tmp_path, rounds=2, resume=True, **changes)
     (stopped,) = done.history[1]["dropped"]
+    assert SPENT in stopped["reason"]
     assert {stopped["client"]} == common(seed)
     assert "its privacy budget is spent: 4 of epsilon 4" in stopped["reason"]
     entry = done.summary["privacy"]["reports"]

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedstill.config.tables import Privacy
+if TYPE_CHECKING:  # slow: imports pydantic and torch
+    from fedstill.config.tables import Privacy
 
 __all__ = ["NAMES", "budget_words", "client_budgets", "kept_by_clients", "said_epsilon"]
 

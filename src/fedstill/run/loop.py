@@ -231,14 +231,15 @@ def _round(
             context.progress(phase, len(found) + len(dropped), len(chosen))
         present = [client for client in present if client in found]  # in the order of sampling, not of arrival
         seconds["train"] += time.perf_counter() - clock
-        if not present and dropped and all(SPENT in one["reason"] for one in dropped):
+        stopped = not present and bool(dropped) and all(SPENT in one["reason"] for one in dropped)
+        if stopped and config.privacy.client is None:
             break  # every client of the round has stopped: the model stays, and others may be drawn next
-        least = config.clients.min_replies
-        if len(present) < (least if config.privacy.client is None else min(least, len(chosen))):  # few may be drawn by chance
+        least = config.clients.min_replies if config.privacy.client is None else min(config.clients.min_replies, len(chosen))
+        if len(present) < least and not stopped:  # with privacy.client few may be drawn, and a round of nobody is one of noise
             reasons = "; ".join(f"{d['client']}: {d['reason']}" for d in dropped[:3])
             raise FedstillError(
                 f"round {context.number} has {len(present)} usable replies, fewer than min_replies = "
-                f"{least} ({reasons})"
+                f"{config.clients.min_replies} ({reasons})"
                 + (f"; the checkpoint of round {context.number - 1} can be resumed" if context.number > 1 else "")
             )
         clock = time.perf_counter()
