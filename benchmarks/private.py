@@ -3,7 +3,7 @@
     python benchmarks/private.py [--models mlp,cnn-small,resnet8] [--batch 64] [--steps 20] [--repeat 5]
     python benchmarks/private.py --smoke       a run of seconds: its figures mean nothing
 
-Timed: steps of SGD on 28 x 28 pixels with full batches, plain and with gradients that are clipped per sample and noised, one
+Timed: steps of SGD on 28 x 28 pixels with full batches, plain and with gradients clipped sample by sample and noised, one
 after the other in the same process. The medians count.
 """
 

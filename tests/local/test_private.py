@@ -311,3 +311,13 @@ def test_the_history_and_the_audit_state_epsilon(tmp_path: Path) -> None:
     found = audit(tmp_path, attacks=())
     assert found.private
     assert f"{summary['privacy']['sample']['epsilon']:.3g}" in found.words[0]
+
+
+@pytest.mark.parametrize("name", ["fedftg", "fedma", "fedvirtual"])
+def test_systems_that_need_noised_reports_as_well(name: str, tmp_path: Path) -> None:
+    mechanisms = {"sample": {"noise": 1.0}, "reports": {"noise": 5.0}}
+    more: dict[str, Any] = {"fedftg": {"iterations": 1}, "fedma": {"form": "one-shot"}, "fedvirtual": SHORT}[name]
+    result = fedstill.run(tree(rounds=1, algorithm={"name": name, **more}, privacy=mechanisms), tmp_path)
+    info = next(iter(result.task.clients.values()))
+    spent = Ledger().gaussian(1.0, 8 / info.samples, 2).gaussian(5.0)  # two steps and one report
+    assert result.summary["privacy"]["sample"]["clients"][info.id] == pytest.approx(spent.epsilon(1e-5))

@@ -30,7 +30,7 @@ COVERS = {
     "reports": "it covers what each client sent besides weights, for each of its samples; weights, losses and numbers of samples "
     "have no noise",
     "sample and reports": "it covers the weights and reports that each client sent, for each of its samples, against everyone, "
-    "also the server; losses and numbers of samples have no noise",
+    "also the server; the mean loss is withheld, and numbers of samples are public",
 }
 
 

@@ -1,0 +1,39 @@
+"""The study of accuracy against epsilon: every cell is a valid run, and budgets are divided as stated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedstill.algorithms import create
+from fedstill.core.accounting import gaussian_cost
+from fedstill.core.nested import laid_over
+from fedstill.fusion.weightings.private_votes import Spent, Votes, budget_cost
+from fedstill.reproduce import Plan, privacy
+from fedstill.run.configuration import resolve
+from fedstill.task import Task
+
+
+@pytest.mark.parametrize("row", privacy.SYSTEMS)
+def test_every_cell_is_a_valid_run(row: str) -> None:
+    for epsilon in (3.0, None):
+        tree = laid_over(privacy.setting("tiny"), {"algorithm": privacy.SYSTEMS[row]})
+        made = create(Task(resolve(laid_over(tree, privacy.mechanism(row, epsilon, 3)))))
+        assert made.name == privacy.SYSTEMS[row]["name"]
+
+
+def test_budgets_are_divided_as_stated() -> None:
+    """Reports in three rounds cost a fifth of what the budget allows, and the votes' noise is for a hundred answers."""
+    reports = privacy.mechanism("FedD3A", 3.0, 3)["privacy"]["reports"]
+    assert 3 * gaussian_cost(1.0, reports["noise"]) == pytest.approx(0.2 * budget_cost(3.0, 1e-5), rel=1e-3)
+    votes = Votes.model_validate(privacy.votes(3.0, 3)["privacy"]["votes"])
+    assert Spent(100, 100).epsilon(votes) == pytest.approx(3.0)
+
+
+def test_the_study_runs(tmp_path: Path) -> None:
+    plan = Plan(
+        tmp_path, scale="tiny", only=("fedavg",), columns=("epsilon",), sets=("rounds=1", "local.steps=1", "data.limit=200")
+    )
+    cells = privacy.privacy(plan)
+    assert [cell.column for cell in cells] == ["epsilon 1", "epsilon 3", "epsilon 8"]
