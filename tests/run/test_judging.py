@@ -22,6 +22,8 @@ from fedstill.task import Task
 
 DISTIL = {"steps": 12, "batch_size": 16, "optimizer": {"name": "adam", "lr": 0.01}}
 
+FULL = {"full_rounds": 1}  # clients train on all of their samples in the last round
+
 
 def tree(line: Any, **changes: Any) -> dict[str, Any]:
     algorithm = {"name": "feddf", "distillation": DISTIL, **({"line": line} if line is not None else {})}
@@ -91,7 +93,7 @@ def test_the_history_has_both_and_the_accuracy_of_what_is_delivered(tiny: Any, t
 
 
 def test_workers_and_flower_choose_the_same_points(tiny: Any, tmp_path: Path) -> None:
-    config = tree({"tolerance": 0.0, "carry": "delivered"}, rounds=3)
+    config = tree({**FULL, "tolerance": 0.0, "carry": "delivered"}, rounds=3)
     here = run(tiny(**config), tmp_path / "here")
     workers = run(tiny(**config, engine={"workers": 2}), tmp_path / "workers")
     results = [workers]
@@ -119,7 +121,7 @@ class Watched(InProcess):
 
 
 def test_in_the_last_round_clients_train_on_everything_and_nobody_judges(tiny: Any, tmp_path: Path) -> None:
-    config = tiny(**tree({"window": 2}, rounds=4))
+    config = tiny(**tree({**FULL, "window": 2}, rounds=4))
     algorithm = create(Task(config))
     assert [held_share(algorithm, number) for number in (1, 2, 3, 4)] == [0.1, 0.1, 0.1, 0.0]
     engine = Watched(algorithm, tmp_path)
@@ -138,17 +140,17 @@ def test_in_the_last_round_clients_train_on_everything_and_nobody_judges(tiny: A
     assert "judged_in" not in third
 
 
-def test_a_single_round_is_judged_and_full_rounds_0_judges_to_the_end(tiny: Any, tmp_path: Path) -> None:
-    one = run(tiny(**tree(None, rounds=1)), tmp_path / "one")
-    old = run(tiny(**tree({"full_rounds": 0}, rounds=2)), tmp_path / "old")
-    first = run(tiny(**tree({"full_rounds": 0}, rounds=1)), tmp_path / "first")
+def test_a_single_round_is_judged_and_the_default_judges_to_the_end(tiny: Any, tmp_path: Path) -> None:
+    one = run(tiny(**tree(FULL, rounds=1)), tmp_path / "one")
+    old = run(tiny(**tree(None, rounds=2)), tmp_path / "old")
+    first = run(tiny(**tree(None, rounds=1)), tmp_path / "first")
     assert same(model(one), model(first))
     assert all(len(line["line"]["scores"]["mlp"]) == 5 for line in (*one.history, *old.history))
     assert JUDGED not in old.server.values
 
 
 def test_in_a_full_round_a_client_has_the_samples_of_one_without_a_judge(tiny: Any) -> None:
-    algorithm = create(Task(tiny(**tree(None))))
+    algorithm = create(Task(tiny(**tree(FULL))))
     plain, held = (Client.of(algorithm.task, "mnist-0", 2, validation=share) for share in (0.0, 0.1))
     turn = Client.of(algorithm.task, "mnist-0", 2, validation=held_share(algorithm, 2))
     assert turn.held is None
@@ -157,7 +159,7 @@ def test_in_a_full_round_a_client_has_the_samples_of_one_without_a_judge(tiny: A
 
 
 def test_without_any_verdict_a_full_round_delivers_the_average(tiny: Any, tmp_path: Path) -> None:
-    algorithm = create(Task(tiny(**tree(None))))
+    algorithm = create(Task(tiny(**tree(FULL))))
     average = algorithm.task.networks.initial("mlp")
     student = {name: tensor + 1 for name, tensor in average.items()}
     for values, wanted in (({}, average), ({JUDGED: {"mlp": [[1, [0.1, 0.2, 0.3, 0.4, 0.5]]]}}, student)):
@@ -179,7 +181,7 @@ class Cut(Exception):
 
 @pytest.mark.parametrize("place", [(2, JUDGE, 2), (3, "train", 2)])  # while clients judge, and in the round that nobody judges
 def test_a_run_cut_off_resumes_to_the_same_bits(tiny: Any, tmp_path: Path, place: tuple[int, str, int]) -> None:
-    config = tiny(**tree(None, rounds=3))
+    config = tiny(**tree(FULL, rounds=3))
     whole = run(config, tmp_path / "whole")
     algorithm = create(Task(config))
 
@@ -211,12 +213,12 @@ class Warned(Listener):
 
 
 def test_a_run_that_grows_after_its_full_round_says_what_its_verdicts_are_worth(tiny: Any, tmp_path: Path) -> None:
-    run(tiny(**tree(None, rounds=2)), tmp_path)
+    run(tiny(**tree(FULL, rounds=2)), tmp_path)
     heard = Warned()
-    grown = run(tiny(**tree(None, rounds=4)), tmp_path, resume=True, listeners=[heard])
+    grown = run(tiny(**tree(FULL, rounds=4)), tmp_path, resume=True, listeners=[heard])
     assert any("clients have trained on the samples that they hold out" in text for text in heard.texts)
     assert ["judged_in" in line["line"] for line in grown.history] == [False, True, False, True]
-    old, silent = tree({"full_rounds": 0}), Warned()
+    old, silent = tree(None), Warned()
     run(tiny(**old, rounds=1), tmp_path / "old")
     run(tiny(**old, rounds=2), tmp_path / "old", resume=True, listeners=[silent])
     assert not any("hold out" in text for text in silent.texts)
@@ -276,7 +278,7 @@ def test_nothing_that_was_delivered_before_stays_behind(tiny: Any, tmp_path: Pat
 @pytest.mark.parametrize("judge", ["clients", "pool"])
 def test_early_states_are_judged_and_delivered_where_they_are_best(tiny: Any, tmp_path: Path, judge: str) -> None:
     hot = {"steps": 9, "batch_size": 16, "optimizer": {"name": "adam", "lr": 0.3}}  # the longer, the worse
-    config = tree({"judge": judge, "snapshots": 2, "points": [0.0, 1.0], "full_rounds": 0}, rounds=2)
+    config = tree({"judge": judge, "snapshots": 2, "points": [0.0, 1.0]}, rounds=2)
     config["algorithm"]["distillation"] = hot
     result = run(tiny(**config), tmp_path / "here")
     for line in result.history:
@@ -315,7 +317,7 @@ def test_an_average_by_examples_is_judged_beside_a_systems_own(tiny: Any, tmp_pa
 
 
 def test_unjudged_the_plain_average_stands_unless_a_systems_own_was_always_better(tiny: Any, tmp_path: Path) -> None:
-    algorithm = create(Task(tiny(**tree({"points": [0.0, 1.0]}))))
+    algorithm = create(Task(tiny(**tree({**FULL, "points": [0.0, 1.0]}))))
     own = algorithm.task.networks.initial("mlp")
     student, plain = ({name: tensor + by for name, tensor in own.items()} for by in (1, 2))
     once, always = [[1, [0.5, 0.4, 0.6]], [2, [0.7, 0.4, 0.6]]], [[1, [0.7, 0.4, 0.6]], [2, [0.7, 0.4, 0.6]]]

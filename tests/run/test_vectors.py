@@ -89,7 +89,7 @@ def test_what_vectors_cannot_have_is_one_line_before_anybody_trains(tmp_path, na
     def trains(*_, **__):
         pytest.fail("somebody trained")
 
-    monkeypatch.setattr("fedstill.local.update.fit", trains)
+    monkeypatch.setattr("fedstill.local.update.client_fit", trains)
     with pytest.raises(FedstillError, match=says) as error:
         ran(tmp_path, name, *settings)
     assert "\n" not in str(error.value)

@@ -125,8 +125,8 @@ class Clients(Part):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """The share of its samples that each client holds out of a round's training to judge that round's models, in systems whose
     judge asks the clients. Others of the same classes are repeated in their place, so that a round has as many steps as without a
-    judge. In the last round clients train on all of their samples (``algorithm.line.full_rounds``), and in systems without such a
-    judge always."""
+    judge. Clients train on all of their samples in systems without such a judge, and in the last rounds if
+    ``algorithm.line.full_rounds`` says so."""
 
     validation_drawn: Literal["once", "round"] = "once"
     """Whether the same samples are held out in all rounds, so that no model has seen them, or others in every round, so that none

@@ -63,10 +63,11 @@ class Line(Part):
     standard error of a verdict on three hundred samples: less would stop students by chance."""
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     """The share of the clients' verdicts to cut at either end, so that false ones cannot decide."""
-    full_rounds: Annotated[int, Field(ge=0)] = 1
+    full_rounds: Annotated[int, Field(ge=0)] = 0
     """Number of rounds at the end in which clients train on all of their samples, those that they held out before included.
     Nothing unseen is left to judge by then, so earlier verdicts choose the points (``window``). The first round is always judged.
-    0: clients hold out and judge to the end. Only if the judge is ``clients``."""
+    Only if the judge is ``clients``. The default judges to the end: a verdict of the same round is worth more than the samples
+    (docs/results/never-hurts.md), and a run that is continued with more rounds stays the same."""
     window: Annotated[int, Field(ge=1)] = 3
     """Number of last judged rounds that choose the points of the rounds that are not judged. The point with the largest of its
     smallest gains in these rounds is delivered, so one that was worse than the average in any of them is not."""
