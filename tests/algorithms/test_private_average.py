@@ -15,11 +15,10 @@ from scipy import stats
 
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms import algorithms, create, private_average
-from fedstill.core.accounting import ORDERS, Ledger
+from fedstill.core.accounting import ORDERS, SPENT, Ledger
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
 from fedstill.fusion.clipping import clipped_to, next_clip, norm_of, sum_noise
-from fedstill.local.private import SPENT
 from fedstill.run.budgets import budget_words
 from fedstill.run.loop import drive, run, sample_independently
 from fedstill.task import Task

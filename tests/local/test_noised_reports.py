@@ -12,11 +12,10 @@ from fedstill.algorithm import Client
 from fedstill.algorithms import create
 from fedstill.algorithms.fd import noised_means
 from fedstill.config.reports import Reports
-from fedstill.core.accounting import Ledger
+from fedstill.core.accounting import SPENT, Ledger
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
 from fedstill.data.samples import Samples
-from fedstill.local.private import SPENT
 from fedstill.local.reports import make_report, noise
 from fedstill.local.reports.counts import label_counts
 from fedstill.local.reports.moments import clipped, moments_of

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 import fedstill
 from fedstill.algorithm import Client
 from fedstill.algorithms import create
-from fedstill.core.accounting import Ledger
+from fedstill.core.accounting import SPENT, Ledger
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
 from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
-from fedstill.local.private import SPENT, released
+from fedstill.local.private import released
 from fedstill.local.terms import distil_from, model_contrastive, proximal
 from fedstill.models import build
 from fedstill.models.network import Network

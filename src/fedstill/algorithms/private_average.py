@@ -14,7 +14,6 @@ count that is paid for by a larger noise on the sums (:mod:`fedstill.fusion.clip
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +22,10 @@ import torch
 
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.config.client_level import ClientLevel
-from fedstill.core.accounting import Ledger, need_privacy, noise_for
+from fedstill.core.accounting import Ledger, exceeds, need_privacy, noise_for
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
+from fedstill.core.streams import secret_stream
 from fedstill.fusion.clipping import clipped_to, next_clip, norm_of, sum_noise, update_of
 from fedstill.models.binary import binary_weights
 from fedstill.models.statistics import buffer_names
@@ -35,7 +35,6 @@ __all__ = ["CLIENTS", "Sums", "check", "clipped_sums", "fuse", "masked_sums", "s
 
 STATE = "client_level"  # the group of the server's values
 CLIENTS = "clients"  # the value of a masked sum's reply that says how many clients are in it
-SLACK = 1e-9  # of a budget, relative: what its noise was rounded by
 
 Average = Callable[[Server, Sequence[Reply], Round], Server]
 
@@ -138,7 +137,7 @@ def fuse(task: Task, server: Server, sums: Sums, round: Round, average: Average)
     noise, clip = float(state["noise"]), float(state["clip"])
     spent = Ledger.from_values(state["ledger"]).gaussian(noise, task.config.clients.fraction)
     epsilon = spent.epsilon(options.delta)
-    if options.epsilon is not None and epsilon > options.epsilon * (1 + SLACK):  # rounds were added after the noise was chosen
+    if exceeds(epsilon, options.epsilon):  # rounds were added after the noise was chosen
         raise FedstillError(f"round {round.number} would spend more than privacy.client.epsilon = {options.epsilon:g}: stop here")
     adaptive = options.adaptive
     spread = clip * (noise if adaptive is None else sum_noise(noise, count_noise(task, noise)))
@@ -173,7 +172,7 @@ def _reply(prototype: str, model: State) -> Reply:
 
 def random(options: ClientLevel, round: Round, *purpose: str) -> torch.Generator:
     """The stream that noise is drawn from: of the run's seed, or with ``secret`` of the operating system."""
-    return torch.Generator().manual_seed(secrets.randbits(63)) if options.secret else round.rng("client-level", *purpose)
+    return secret_stream() if options.secret else round.rng("client-level", *purpose)
 
 
 def covered(task: Task) -> str:

@@ -20,12 +20,14 @@ from torch import Tensor
 
 from fedstill.core.errors import FedstillError
 
-__all__ = ["ORDERS", "Ledger", "gaussian_cost", "need_privacy", "noise_for"]
+__all__ = ["ORDERS", "SPENT", "Ledger", "charged", "exceeds", "gaussian_cost", "need_privacy", "noise_for"]
 
 # the orders that Opacus' accountant uses
 ORDERS: tuple[float, ...] = tuple(1 + x / 10 for x in range(1, 100)) + tuple(float(x) for x in range(12, 64))
 LARGEST_NOISE = 1e6
 PRECISION = 1e-4  # of the noise that a budget needs, relative
+SLACK = 1 + 1e-9  # of a budget, for rounding
+SPENT = "its privacy budget is spent"  # the reason of a client that stopped
 
 
 def need_privacy(what: str = "this") -> None:
@@ -129,6 +131,23 @@ class Ledger:
         if len(values) not in (0, len(ORDERS)):
             raise FedstillError(f"a privacy ledger has {len(values)} orders, expected {len(ORDERS)}")
         return cls(tuple(float(value) for value in values)) if len(values) else cls()
+
+
+def exceeds(epsilon: float, budget: float | None) -> bool:
+    """Whether a budget, if there is one, is too small for ``epsilon``, except for rounding.
+
+    >>> exceeds(1.1, 1.0), exceeds(1.0 + 1e-12, 1.0), exceeds(9.0, None)
+    (True, False, False)
+    """
+    return budget is not None and epsilon > budget * SLACK
+
+
+def charged(before: Ledger, after: Ledger, budget: float | None, delta: float, what: str) -> Ledger:
+    """``after``, the ledger of a client that spends on another ``what``; an error with the reason if its budget is too small."""
+    if exceeds(after.epsilon(delta), budget):
+        spent = before.epsilon(delta)
+        raise FedstillError(f"{SPENT}: {spent:.3g} of epsilon {budget:g}, and another {what} would exceed it")
+    return after
 
 
 def noise_for(epsilon: float, delta: float, rate: float = 1.0, steps: int = 1, before: Ledger | None = None) -> float:

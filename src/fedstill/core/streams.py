@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import secrets
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-__all__ = ["numpy_stream", "seeded", "stream", "subseed"]
+__all__ = ["numpy_stream", "secret_stream", "seeded", "stream", "subseed"]
 
 
 def subseed(seed: int, *name: object) -> int:
@@ -33,6 +34,11 @@ def stream(seed: int, *name: object, device: torch.device | str = "cpu") -> torc
     True
     """
     return torch.Generator(device=device).manual_seed(subseed(seed, *name))
+
+
+def secret_stream() -> torch.Generator:
+    """A torch generator that no seed repeats, for noise that nobody may subtract: its start is the operating system's."""
+    return torch.Generator().manual_seed(secrets.randbits(63))
 
 
 def numpy_stream(seed: int, *name: object) -> np.random.Generator:

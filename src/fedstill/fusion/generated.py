@@ -10,7 +10,7 @@ from torch import Tensor
 from fedstill.data.samples import Samples
 from fedstill.models.generator import Generator
 
-__all__ = ["deviations", "generator_quality"]
+__all__ = ["deviations", "effective_classes", "generator_quality"]
 
 EACH = 16  # samples per class
 
@@ -30,6 +30,16 @@ def deviations(images: Tensor, labels: Tensor, classes: int) -> tuple[float, flo
     return float(within), float(between)
 
 
+def effective_classes(said: Tensor) -> float:
+    """The effective number of classes among predictions (n, classes): the exponential of the entropy of their mean.
+
+    >>> effective_classes(torch.eye(4, dtype=torch.float64))
+    4.0
+    """
+    mean = said.mean(0)
+    return float((-(mean * mean.clamp_min(1e-12).log()).sum()).exp())
+
+
 def generator_quality(
     generator: Generator, rng: torch.Generator, say: Callable[[Samples], Tensor] | None = None
 ) -> dict[str, float]:
@@ -44,8 +54,7 @@ def generator_quality(
     found: dict[str, float] = {}
     if say is not None:
         said = say(Samples(made)).cpu().double()
-        mean = said.mean(0)
-        found["classes"] = float((-(mean * mean.clamp_min(1e-12).log()).sum()).exp())
+        found["classes"] = effective_classes(said)
         if generator.conditional:
             found["label_agreement"] = float((said.argmax(1) == labels).double().mean())
         else:

@@ -6,7 +6,6 @@ Systems train on a client's own data through :func:`client_fit`. With ``[privacy
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +13,10 @@ import torch
 
 from fedstill.algorithm import Algorithm, Client
 from fedstill.config.tables import Config
-from fedstill.core.accounting import Ledger, need_privacy, noise_for
+from fedstill.core.accounting import Ledger, charged, need_privacy, noise_for
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
+from fedstill.core.streams import secret_stream
 from fedstill.local.reports.checks import COVERED
 from fedstill.models.network import Network
 from fedstill.task import Task
@@ -25,14 +25,12 @@ from fedstill.training.fit import Fit, fit, steps_of
 from fedstill.training.options import Local
 from fedstill.training.private import DPSGD, check_network, sampling_rate
 
-__all__ = ["ACCURACY", "EPSILON", "SPENT", "check_private", "client_fit", "covered_by", "released"]
+__all__ = ["ACCURACY", "EPSILON", "check_private", "client_fit", "covered_by", "released"]
 
-SPENT = "its privacy budget is spent"  # the reason of a client that stopped
 EPSILON = "epsilon"  # the value of a reply that states what the client has spent
 PUBLIC = ("samples", "key", "seal_key", "mask_key", "boxes", "shares")  # values that tell of no sample
 WITHHELD = ("loss",)
 ACCURACY = "accuracy of "  # before a test domain's name: how well a client's own model does there
-SLACK = 1 + 1e-9  # of a budget, for rounding
 
 
 def client_fit(
@@ -49,12 +47,8 @@ def client_fit(
     rate, steps = sampling_rate(n, local.batch_size), steps_of(n, local, network)
     noise = noise_of(config, rate, planned or config.rounds * steps)
     after = client.ledger.gaussian(noise, rate, steps)
-    if sample.epsilon is not None and after.epsilon(sample.delta) > sample.epsilon * SLACK:
-        raise FedstillError(
-            f"{SPENT}: {client.ledger.epsilon(sample.delta):.3g} of epsilon {sample.epsilon:g}, and another round would exceed it"
-        )
-    client.ledger = after
-    secret = torch.Generator().manual_seed(secrets.randbits(63)) if sample.secret else client.rng(purpose, "privacy")
+    client.ledger = charged(client.ledger, after, sample.epsilon, sample.delta, "round")
+    secret = secret_stream() if sample.secret else client.rng(purpose, "privacy")
     return fit(network, client.data, local, rng=rng, private=DPSGD(noise, sample.max_grad_norm, secret), **options)
 
 

@@ -17,7 +17,7 @@ from fedstill.core.files import atomic_write
 from fedstill.core.streams import stream
 from fedstill.data.images import png_grid
 from fedstill.data.samples import Samples, normalise
-from fedstill.fusion.generated import deviations
+from fedstill.fusion.generated import deviations, effective_classes
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
 from fedstill.models import build
 from fedstill.models.generator import build_generator
@@ -128,10 +128,9 @@ def quality(images: Tensor, labels: Tensor, judge: Network, real: Samples) -> di
     """``within``: the variation of a pixel within a class. ``classes``: the effective number of classes among the judge's
     predictions. ``label``: the share that the judge predicts as their label. ``FID``: the distance of features to real ones'."""
     said = predict_logits(judge, Samples(images)).double().softmax(1)
-    mean = said.mean(0)
     return {
         "within": deviations(images, labels, 10)[0],
-        "classes": float((-(mean * mean.clamp_min(1e-12).log()).sum()).exp()),
+        "classes": effective_classes(said),
         "label": float((said.argmax(1) == labels).double().mean()),
         "FID": frechet(apply(judge.features, judge, Samples(images)), apply(judge.features, judge, real)),
     }

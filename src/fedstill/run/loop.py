@@ -14,12 +14,12 @@ import torch
 from fedstill.algorithm import Algorithm, Reply, Round, Server
 from fedstill.algorithms import create
 from fedstill.config.tables import Config
+from fedstill.core.accounting import SPENT
 from fedstill.core.errors import FedstillError
 from fedstill.core.files import atomic_write, to_json
 from fedstill.core.streams import numpy_stream, seeded
 from fedstill.engine.exchange import EVALUATE, Engine, Outcome
 from fedstill.engine.inprocess import InProcess
-from fedstill.local.private import SPENT
 from fedstill.run import history as records
 from fedstill.run.budgets import client_budgets, said_epsilon
 from fedstill.run.checkpoint import save_checkpoint

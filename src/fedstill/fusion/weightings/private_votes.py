@@ -20,7 +20,6 @@ For every alpha > 1 this is (epsilon, delta) differential privacy with ``epsilon
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +30,7 @@ from torch.nn import functional as F
 
 from fedstill.config.votes import Votes
 from fedstill.core.accounting import gaussian_cost
+from fedstill.core.streams import secret_stream
 from fedstill.fusion.weightings.contract import Ballot, Voting, WeightingContext, weighting
 
 __all__ = ["NAME", "PrivateVotes", "Spent", "budget_cost", "restored", "spent_epsilon"]
@@ -103,7 +103,7 @@ class PrivateVotes(Voting):
         self.votes = Votes.model_validate(context.options)
         self.spent = before or Spent()
         self.left_out = 0
-        self.rng = torch.Generator().manual_seed(secrets.randbits(63)) if self.votes.secret else context.rng
+        self.rng = secret_stream() if self.votes.secret else context.rng
 
     def vote(self, logits: Tensor) -> Ballot:
         """Confident-GNMax on the samples of a batch, in their order, until the budget is spent."""

@@ -9,7 +9,6 @@ docs/privacy.md derives the s_i.
 from __future__ import annotations
 
 import math
-import secrets
 from dataclasses import replace
 
 import torch
@@ -17,14 +16,13 @@ from torch import Tensor
 
 from fedstill.algorithm import Client
 from fedstill.config.reports import Reports
-from fedstill.core.accounting import noise_for
-from fedstill.core.errors import FedstillError
+from fedstill.core.accounting import charged, noise_for
+from fedstill.core.streams import secret_stream
 from fedstill.local.reports.moments import Mechanism, Moments, clipped
 
 __all__ = ["Bounded", "moments_mechanism", "noised", "noised_rows", "report_noise", "symmetric"]
 
 Bounded = tuple[Tensor, float]  # a part of a report, and the most that one sample changes it
-SLACK = 1 + 1e-9  # of a budget, for rounding
 
 
 def report_noise(options: Reports, rounds: int) -> float:
@@ -42,13 +40,8 @@ def noised(client: Client, name: str, *parts: Bounded) -> list[Tensor]:
     assert options is not None
     noise = report_noise(options, client.task.config.rounds)
     after = client.ledger.gaussian(noise)
-    if options.epsilon is not None and after.epsilon(options.delta) > options.epsilon * SLACK:
-        spent = client.ledger.epsilon(options.delta)
-        raise FedstillError(
-            f"its privacy budget is spent: {spent:.3g} of epsilon {options.epsilon:g}, and another report would exceed it"
-        )
-    client.ledger = after
-    rng = torch.Generator().manual_seed(secrets.randbits(63)) if options.secret else client.rng("privacy", name)
+    client.ledger = charged(client.ledger, after, options.epsilon, options.delta, "report")
+    rng = secret_stream() if options.secret else client.rng("privacy", name)
     whole = math.sqrt(len(parts))
     return [
         part.detach().double().cpu() + torch.randn(part.shape, generator=rng, dtype=torch.float64) * (noise * bound * whole)
