@@ -49,6 +49,23 @@ def test_numbers_that_are_none_are_refused(value):
         configuration("demo", ["model.name=mlp", f"model.options.hidden={value}"])
 
 
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("line.judge=x", "algorithm.line.judge = \"x\": should be 'auto'"),
+        ("line.carry=2", "algorithm.line.carry = 2: Input should be less than or equal to 1; or 'tolerant' or 'delivered'"),
+        ("line.points=[0, 2]", "algorithm.line.points.1 = 2: "),
+        ("line=true", "algorithm.line = true: should be a table; or false"),
+        ("line.juge=x", "unknown key 'algorithm.line.juge'; did you mean 'judge'?"),
+        ("distillation.averaging.every=0", "algorithm.distillation.averaging.every = 0: "),
+    ],
+)
+def test_a_mistake_in_a_choice_between_kinds_is_named_by_its_key_alone(setting, says):
+    with pytest.raises(FedstillError) as caught:
+        configuration("demo", ["algorithm.name=feddf", f"algorithm.{setting}"])
+    assert str(caught.value).startswith(says)
+
+
 @pytest.mark.parametrize("key", ["data.root", "local.steps", "local.clip", "clients.per_round", "clients.timeout", "data.mean"])
 def test_null_is_taken_where_the_page_shows_it(key):
     assert to_toml(configuration("demo", [f"{key}=null"])) == to_toml(configuration("demo", [f"{key}="]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -87,7 +88,7 @@ def validated(kind: type[Table], tree: Mapping[str, Any], prefix: str = "", besi
 
 def _one_line(kind: type[BaseModel], error: ValidationError, prefix: str, besides: Sequence[str]) -> str:
     problem = error.errors()[0]
-    path = [str(part) for part in problem["loc"] if not str(part).startswith("function-")]
+    path = _keys(kind, problem["loc"])
     key = ".".join([prefix, *path] if prefix else path)
     if problem["type"] == "extra_forbidden":
         valid = [*_fields_at(kind, path[:-1]), *(besides if len(path) == 1 else ())]
@@ -103,7 +104,56 @@ def _one_line(kind: type[BaseModel], error: ValidationError, prefix: str, beside
         expected = problem.get("ctx", {}).get("expected", "")
         close = nearest(problem["input"], [name.strip(" '") for name in expected.replace(" or ", ", ").split(",")])
         text = f"should be {expected}" + (f"; did you mean '{close}'?" if close else "")
+    if problem["type"] == "model_type":
+        text = "should be a table"
+    # of a choice between kinds, every kind has said what it expects; the words that would do are worth saying too
+    for other in error.errors()[1:]:
+        if other["type"] == "literal_error" != problem["type"] and _keys(kind, other["loc"]) == path:
+            text += f"; or {other['ctx']['expected']}".replace("; or False", "; or false")
     return f"{key} = {value}: {text}" if key else text
+
+
+def _keys(kind: type[BaseModel], place: Sequence[int | str]) -> list[str]:
+    """The keys and indices in the place of a mistake, without the names of the kinds that were tried there.
+
+    >>> class Line(Part):
+    ...     far: Annotated[float, Field(ge=0)] | Literal["auto"] = 1.0
+    >>> _keys(Line, ("far", "constrained-float")), _keys(Line, ("fra",))
+    (['far'], ['fra'])
+    """
+    found: list[str] = []
+    here: Any = kind
+    for number, part in enumerate(place):
+        fields = next((table.model_fields for table in _tables(here) if part in table.model_fields), None)
+        if fields is not None:
+            found.append(str(part))
+            here = fields[str(part)].annotation
+        elif isinstance(part, int) or (_mappings(here) and not _is_kind(here, part)):
+            found.append(str(part))
+            here = get_args(next(iter(_mappings(here)), here))[-1:] or here
+        elif number == len(place) - 1 and _tables(here) and not _is_kind(here, part):
+            found.append(str(part))  # a key that no table has
+    return found
+
+
+def _parts(annotation: Any) -> list[Any]:
+    """An annotation and everything that it is made of."""
+    inside = annotation if isinstance(annotation, tuple) else get_args(annotation)
+    return [annotation, *(part for one in inside for part in _parts(one))]
+
+
+def _tables(annotation: Any) -> list[type[BaseModel]]:
+    return [part for part in _parts(annotation) if _is_table(part)]
+
+
+def _mappings(annotation: Any) -> list[Any]:
+    return [part for part in _parts(annotation) if get_origin(part) in (dict, Mapping)]
+
+
+def _is_kind(annotation: Any, name: str | int) -> bool:
+    """Whether ``name`` is that of a kind in a union, as pydantic writes it: ``Line``, ``constrained-int``, ``list[str]``."""
+    named = {part.__name__ for part in _parts(annotation) if isinstance(part, type)}
+    return name in named or bool(re.match(r"function-|constrained-|nullable|literal\[|\w+\[", str(name)))
 
 
 def _fields_at(kind: type[BaseModel], path: list[str]) -> list[str]:
