@@ -189,3 +189,16 @@ def test_where_statistics_stay_with_clients_teachers_get_those_of_the_pool(tiny,
         with torch.no_grad():
             together = network(network.normalise(task.pool.samples.x))
         assert float((spoken - together).abs().max()) < 0.2 * float(together.abs().max())
+
+
+@pytest.mark.parametrize("system", ["feddf", "kd3a"])
+def test_students_train_below_the_head_at_the_clients_rate(tiny, system):
+    """With a rate of nearly nothing below the head, neither clients nor the student move the backbone."""
+    pool = {"holdout": 0.3} if system == "feddf" else {"domains": ["embedded:optdigits"], "target": "embedded:mnist"}
+    own = {"distillation": STEPS, "line": False} if system == "feddf" else {"contributions": {"gate": {"start": 0.0, "end": 0.0}}}
+    task = Task(tiny(data=pool, local={"backbone_rate": 1e-9}, algorithm={"name": system, **own}))
+    algorithm, replies = trained(task)
+    before = task.networks.initial("mlp")
+    fused = algorithm.fuse(algorithm.start(), replies, Round(1, 2, 0)).models["mlp"]
+    for name, start in before.items():
+        assert torch.allclose(fused[name], start, atol=1e-6) == (not name.startswith("head")), name

@@ -12,6 +12,7 @@ from fedstill.fusion.distillation.distil import distil
 from fedstill.fusion.distillation.divergence import divergence
 from fedstill.fusion.distillation.options import Averaging, Distillation
 from fedstill.fusion.ensemble import Table, ensemble_table
+from fedstill.models import build
 from fedstill.models.predict import accuracy, predict_logits
 from fedstill.models.statistics import buffer_names
 from fedstill.training.options import Optimizer
@@ -123,6 +124,32 @@ def test_clipping_bounds_the_step():
     distil(student, samples, table_of(Linear(4, 3, 7), samples), options, rng=rng())
     moved = sum(float((student.state_dict()[k] - before[k]).square().sum()) for k in before) ** 0.5
     assert moved == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_proximal_pull_keeps_the_student_near_its_start():
+    samples, teacher = pool(40), Linear(4, 3, seed=1)
+    moved = {}
+    for mu in (0.0, 1.0, 100.0):
+        student = Linear(4, 3, seed=2)
+        before = clone(student.state_dict())
+        options = Distillation(steps=60, batch_size=20, optimizer=Optimizer(lr=0.01), schedule="constant", clip=None, proximal=mu)
+        distil(student, samples, table_of(teacher, samples), options, rng=rng())
+        moved[mu] = sum(float((student.state_dict()[k] - before[k]).square().sum()) for k in before) ** 0.5
+    assert moved[0.0] > 1.1 * moved[1.0] > 1.1 * moved[100.0] > 0  # mu = 100 holds it where the loss has a slope of 100 gaps
+    assert moved[100.0] < moved[0.0] / 20
+
+
+def test_a_factor_of_the_rate_below_the_head():
+    samples, moved = pool(16), {}
+    for factor in (None, 0.1):
+        student = build("mlp", classes=3, shape=(4,), hidden=[5], seed=0)
+        before = clone(student.state_dict())
+        sgd = Optimizer(name="sgd", lr=0.1, momentum=0.0)
+        options = Distillation(steps=1, batch_size=16, optimizer=sgd, schedule="constant", clip=None, backbone_rate=factor)
+        distil(student, samples, table_of(Linear(4, 3, seed=1), samples), options, rng=rng())
+        moved[factor] = {name: tensor - before[name] for name, tensor in student.state_dict().items()}
+    for name, step in moved[None].items():
+        assert torch.allclose(moved[0.1][name], step if name.startswith("head") else 0.1 * step, atol=1e-7), name
 
 
 def test_samples_of_no_weight_teach_nothing():

@@ -35,7 +35,7 @@ from fedstill.models.network import Network
 from fedstill.models.predict import BATCH
 from fedstill.models.statistics import buffer_names
 from fedstill.task import Task
-from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
+from fedstill.training.optimizers import by_depth, make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.schedules import learning_rate
 
 __all__ = ["KD3A", "KD3AOptions", "domain_weights"]
@@ -248,7 +248,7 @@ class KD3A(Algorithm[KD3AOptions]):
             mixup=options.mixup,
         )
         student = self.task.networks.load(self.prototype, server.models[self.prototype], role="student")
-        optimizer = make_optimizer(wanted.optimizer, list(student.parameters()))
+        optimizer = make_optimizer(wanted.optimizer, by_depth(student, list(student.parameters()), local.backbone_rate, rate))
         if options.keep_momentum:
             restore_optimizer(optimizer, student.named_parameters(), server.parts.get("optimizer", {}))
         done = distil(student, samples, table, wanted, rng=round.rng("distil"), optimizer=optimizer)

@@ -87,6 +87,7 @@ def pack(
     against: str | Path | None = None,
     epochs: int | None = None,
     lr: float = LR,
+    backbone_rate: float = 1.0,
     batch_size: int = 64,
     seed: int = 0,
     progress: Progress = lambda what, done, of: None,
@@ -95,12 +96,12 @@ def pack(
 
     The network is ``model`` (a name for :func:`fedstill.models.build`) with ``weights``, or a ``program`` (TorchScript or
     ``torch.export``), or continues from the fused folder ``base``. It first trains for ``epochs`` on the labelled ``data``, by
-    default 20 above a frozen trunk and 1 from a fused model; a model without weights needs ``epochs``. Without ``data``, give
-    ``classes`` and ``image_size``. ``counts=False`` omits the number of samples. ``describe`` is the description of the domain: a
-    "projection" (FedD3A) under the ``reference`` backbone, a "discriminator" (DaFKD) that learns to distinguish the site's images
-    from those of ``against``, or nothing; by default the projection, unless there are statistics. ``reading`` says how images
-    become pixels if their files do not, such as the ``range`` of 12 bits in 16, and what happens to damaged images
-    (:class:`~fedstill.data.reading.Reading`).
+    default 20 above a frozen trunk and 1 from a fused model; a model without weights needs ``epochs``. ``backbone_rate`` is a
+    factor of the learning rate ``lr`` below the head. Without ``data``, give ``classes`` and ``image_size``. ``counts=False``
+    omits the number of samples. ``describe`` is the description of the domain: a "projection" (FedD3A) under the ``reference``
+    backbone, a "discriminator" (DaFKD) that learns to distinguish the site's images from those of ``against``, or nothing; by
+    default the projection, unless there are statistics. ``reading`` says how images become pixels if their files do not, such as
+    the ``range`` of 12 bits in 16, and what happens to damaged images (:class:`~fedstill.data.reading.Reading`).
 
     ``train`` is the part that is trained: "all", or above a frozen trunk "head" or "last:N"; the trunk's outputs are computed
     once and cached. ``weights`` may name packaged weights, such as "imagenet". These come with their ``mean`` and ``std`` (0.5
@@ -125,8 +126,9 @@ def pack(
     if len(given) != 1:
         both = f", not {' and '.join(given)}" if given else ""
         raise FedstillError(f"give one of a model, a program and the folder of a fused model to continue from{both}")
-    if not (math.isfinite(lr) and lr > 0):
-        raise FedstillError(f"the learning rate (lr) must be a number above zero, not {lr}")
+    for what, rate in (("the learning rate (lr)", lr), ("backbone_rate", backbone_rate)):
+        if not (math.isfinite(rate) and rate > 0):
+            raise FedstillError(f"{what} must be a number above zero, not {rate}")
     wanted_statistics = _wanted(statistics, counts)
     fused = read_fused(base) if base is not None else None
     if fused is not None:
@@ -158,7 +160,8 @@ def pack(
             about = about.model_copy(update={"trunk": None})
             network.requires_grad_(True)
         if epochs and own is not None:
-            local = Local(epochs=epochs, batch_size=batch_size, optimizer=Optimizer(name="sgd", lr=lr, momentum=0.9))
+            sgd = Optimizer(name="sgd", lr=lr, momentum=0.9)
+            local = Local(epochs=epochs, batch_size=batch_size, optimizer=sgd, backbone_rate=backbone_rate)
             fit(speaker, own, local, rng=stream(seed, "pack", "fit"))
         slim = about.trunk is not None and about.trunk.weights is not None
         parts = {"model": (speaker if slim else network).state_dict()}

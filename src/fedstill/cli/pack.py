@@ -76,6 +76,7 @@ def pack(
         typer.Option(min=0, help="Epochs to train first, on the labelled data (20 above a frozen trunk, 1 with --from)."),
     ] = None,
     lr: Annotated[float, typer.Option(help="The learning rate of this training.")] = LR,
+    backbone_rate: Annotated[float, typer.Option(help="Factor of the learning rate below the head.")] = 1.0,
     batch_size: Annotated[int, typer.Option(min=1, help="Its batch size.")] = 64,
     seed: Annotated[int, typer.Option(help="The seed of its order.")] = 0,
 ) -> None:
@@ -121,6 +122,7 @@ def pack(
             against=against,
             epochs=epochs,
             lr=lr,
+            backbone_rate=backbone_rate,
             batch_size=batch_size,
             seed=seed,
             progress=told,

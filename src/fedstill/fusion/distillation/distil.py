@@ -6,7 +6,7 @@ clients' domains. So by default its statistics are frozen while it learns (``stu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +25,9 @@ from fedstill.models.network import Network
 from fedstill.models.predict import accuracy
 from fedstill.models.statistics import freeze_statistics, recalibrate
 from fedstill.training.batches import batches, smallest_batch
-from fedstill.training.optimizers import make_optimizer
+from fedstill.training.optimizers import by_depth, make_optimizer
 
-__all__ = ["Distilled", "distil", "mixed"]
+__all__ = ["Distilled", "distil", "mixed", "pull_back"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ def distil(
     device = next(student.parameters()).device
     parameters = [p for p in student.parameters() if p.requires_grad]
     if optimizer is None:
-        optimizer = make_optimizer(options.optimizer, parameters)
+        groups = by_depth(student, parameters, options.backbone_rate or 1.0, options.optimizer.lr)
+        optimizer = make_optimizer(options.optimizer, groups)
     size = min(options.batch_size, len(samples))
     if len(samples) == 1 and options.student_norm != "frozen" and smallest_batch(student) > 1:
         raise FedstillError(
@@ -95,6 +96,7 @@ def distil(
     losses: list[Tensor] = []
     due = {round(steps * (i + 1) / (snapshots + 1)) for i in range(snapshots)}
     taken: list[State] = []
+    anchor = [p.detach().clone() for p in parameters] if options.proximal else []
     _learning(student, options)
     done = 0
     for index in batches(len(samples), size, rng, steps=steps, drop_last=lone):
@@ -121,6 +123,8 @@ def distil(
             weight=weight,
         )
         loss.backward()
+        if options.proximal:
+            pull_back(parameters, anchor, options.proximal)
         if options.clip:
             nn.utils.clip_grad_norm_(parameters, options.clip)
         optimizer.step()
@@ -159,6 +163,21 @@ def distil(
     curve = torch.stack(losses) if losses else torch.full((1,), float("nan"))
     tenth = max(1, len(curve) // 10)
     return Distilled(done, float(curve[:tenth].mean()), float(curve[-tenth:].mean()), before, after, kept, tuple(taken))
+
+
+def pull_back(parameters: Sequence[nn.Parameter], anchor: Sequence[Tensor], mu: float) -> None:
+    """Add the gradient of ``mu/2 * ||w - anchor||^2`` to that of the loss.
+
+    >>> w = nn.Parameter(torch.tensor([3.0]))
+    >>> w.grad = torch.tensor([0.5])
+    >>> pull_back([w], [torch.tensor([1.0])], 0.1)
+    >>> round(w.grad.item(), 3)
+    0.7
+    """
+    with torch.no_grad():
+        for p, start in zip(parameters, anchor, strict=True):
+            if p.grad is not None:
+                p.grad.add_(p - start, alpha=mu)
 
 
 def mixed(x: Tensor, targets: Tensor, alpha: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:

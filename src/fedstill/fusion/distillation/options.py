@@ -56,6 +56,9 @@ class Distillation(Part):
     optimizer: Optimizer = Optimizer(name="adam", lr=1e-3)
     """The student's optimiser."""
 
+    backbone_rate: Annotated[float, Field(gt=0)] | None = None
+    """Factor of the student's learning rate below the head; if not set, that of the clients (``local.backbone_rate``)."""
+
     schedule: Literal["cosine", "constant"] = "cosine"
     """The learning rate over the steps of a round; ``cosine`` falls to zero."""
 
@@ -85,6 +88,9 @@ class Distillation(Part):
 
     averaging: Averaging | Literal[False] | None = None
     """Stochastic weight averaging of the student; ``false`` switches off an algorithm's default."""
+
+    proximal: Annotated[float, Field(ge=0)] = 0.0
+    """Weight mu of a pull towards the student's start, ``mu/2 * ||w - w_start||^2``."""
 
     mixup: Annotated[float, Field(gt=0)] | None = None
     """Mix inputs and targets in pairs, in a proportion drawn from Beta(mixup, mixup) for each batch."""

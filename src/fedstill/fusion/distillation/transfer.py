@@ -148,6 +148,8 @@ def learn(
     snapshots: int = 0,
 ) -> dict[str, State]:
     """The students' part of :func:`transfer`, for a table that already exists."""
+    if options.backbone_rate is None:
+        options = options.model_copy(update={"backbone_rate": task.config.local.backbone_rate})
     students: dict[str, State] = {}
     losses: dict[str, dict[str, Any]] = {}
     whole = all(view(student) is student for student in map(partial(task.networks.get, role="student"), models))
