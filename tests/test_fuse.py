@@ -105,9 +105,31 @@ def test_auto_starts_where_the_ensemble_is_nearest() -> None:
     assert fuse([near, far], x, linear(3), distillation={"steps": 1}, start="own").start == "own weights"
 
 
+def test_the_result_lies_between_the_average_and_the_student() -> None:
+    x, teachers = torch.randn(128, 4), [linear(1), linear(2)]
+    with torch.no_grad():
+        teachers[0].weight.mul_(-6)  # type: ignore[operator]  # the mean of weights is not the mean of predictions
+    weigh = lambda **given: fuse(teachers, x, linear(3), start="average", distillation=STEPS, seed=1, **given)
+    average, student, half = (weigh(line=t).student for t in (0.0, 1.0, 0.5))
+    assert torch.allclose(average.weight, (teachers[0].weight + teachers[1].weight) / 2)
+    assert not torch.allclose(average.weight, student.weight, atol=1e-3)
+    assert torch.allclose(half.weight, (average.weight + student.weight) / 2, atol=1e-6)
+    assert torch.equal(weigh().student.weight, half.weight)  # nobody can judge
+    assert weigh().settings["line"] == 0.5
+    for end, model in ((0.0, average), (1.0, student)):  # labels by an end: that end is right
+        judges = Samples(x, model(x).argmax(1))
+        found = weigh(validation=judges, line="auto")
+        assert found.settings["line"] == end
+        kinds = [row.kind for row in found.figures]
+        assert kinds[kinds.index("start") :] == (["start", "student"] if end else ["start", "distilled", "student"])
+    alone = fuse(teachers, x, linear(3), start="own", distillation=STEPS, seed=1, line=0.5)
+    assert alone.settings["line"] == 1.0  # there is no line from the student's own weights
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        ({"line": 1.5}, "line = 1.5"),
         ({"student": nn.Linear(4, 2)}, "the student has 2 outputs, and the teachers know 3 classes"),
         ({"student": nn.Linear(5, 3)}, "the student does not take inputs of shape"),
         ({"student": None}, "name the student"),

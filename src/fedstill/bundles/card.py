@@ -171,7 +171,8 @@ def model_card(fused: Fused, facts: dict[str, Any], onnx: bool = False) -> str:
     lines += [
         "",
         f"Weighting `{settings['weighting']}`, ensemble of {settings['ensemble']}. The student started from {plain(fused.start)} "
-        f"and took {done.steps} steps; its divergence from the ensemble went from {done.first_loss:.3f} to {done.last_loss:.3f}.",
+        f"and took {done.steps} steps; its divergence from the ensemble went from {done.first_loss:.3f} to {done.last_loss:.3f}."
+        + _line_words(settings["line"]),
         "",
         *classes_lines(fused.classes),
     ]
@@ -193,6 +194,10 @@ def model_card(fused: Fused, facts: dict[str, Any], onnx: bool = False) -> str:
     else:
         lines += [f"The weights are those of your own `{name}`: `load_state_dict(safetensors.torch.load_file('{WEIGHTS}'))`."]
     return "\n".join(lines) + "\n"
+
+
+def _line_words(line: float) -> str:
+    return "" if line == 1 else f" The model lies {line:g} of the way from that start to the distilled student."
 
 
 def _pool_words(settings: dict[str, Any]) -> str:

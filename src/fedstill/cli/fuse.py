@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 from rich.table import Table
@@ -42,6 +42,13 @@ def fuse(
     ] = None,
     ensemble: Annotated[str, typer.Option(help="What is averaged: probabilities, logits or losses.")] = "probabilities",
     start: Annotated[str, typer.Option(help="The student's initial weights: auto, average, own, or a teacher's name.")] = "auto",
+    line: Annotated[
+        str,
+        typer.Option(
+            help="From the average of the teachers (0) towards the student distilled from it (1); auto: by the labelled images, "
+            "or half way."
+        ),
+    ] = "auto",
     steps: Annotated[int, typer.Option(min=1, help="Distillation steps.")] = STEPS,
     targets: Annotated[
         str, typer.Option(help="Without images, the target of a drawn feature: own (its site's model), label or ensemble.")
@@ -110,6 +117,7 @@ def fuse(
             distillation=settings({"steps": steps}, learning),
             reading=reading,
             start=start,
+            line=_line(line),
             norm=norm,
             image_size=image_size,
             limit=limit,
@@ -123,6 +131,15 @@ def fuse(
         fused.save(out, onnx=onnx)
     _say(fused)
     console.print(f"written to {out}", soft_wrap=True)
+
+
+def _line(text: str) -> float | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return float(text)
+    except ValueError:
+        raise FedstillError(f"--line is auto or a number from 0 (the average) to 1 (the student), not '{text}'") from None
 
 
 def _say(fused: Fused) -> None:
@@ -148,5 +165,7 @@ def _say(fused: Fused) -> None:
         f"{done.first_loss:.3f} -> {done.last_loss:.3f}",
         soft_wrap=True,
     )
+    if fused.settings["line"] != 1:
+        console.print(f"the result lies {fused.settings['line']:g} of the way from that average to the student (--line)")
     if done.hurt:
         console.print("[yellow]warning:[/] the student is worse on the validation images than its initial weights")

@@ -1,7 +1,7 @@
 """Three packed models, fused once: each domain of PACS in turn is at no site, and its images without labels are the pool.
 
-Everything is as ``fedstill pack`` and ``fedstill fuse`` do it by default, except that the student takes all its steps: the
-labelled images are the test images here, so they must not stop it.
+Everything is as ``fedstill pack`` and ``fedstill fuse`` do it without labelled images: the student takes all its steps, and the
+result lies half way between the average and the student. The labelled images are the test images here, which choose nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PACK: dict[str, Any] = {
     "options": {"head": [256]},
     "describe": ["projection", "discriminator"],
 }
-FUSE: dict[str, Any] = {"distillation": {"patience": 0}}
+FUSE: dict[str, Any] = {"distillation": {"patience": 0}, "line": 0.5}
 WEIGHTINGS = ("uniform", "projection", "discriminator", "vote")
-ROWS = ("Sites alone", "Average", *WEIGHTINGS, *(f"{name}, ensemble" for name in WEIGHTINGS))
+ROWS = ("Sites alone", "Average", *(f"{name}{what}" for name in WEIGHTINGS for what in ("", ", student itself", ", ensemble")))
 PLACES = ("sites", "fourth")
 
 Figures = dict[str, dict[str, float]]  # row -> place -> accuracy
@@ -81,6 +81,9 @@ def fused(root: Path, pool: str, seed: int, folder: Path) -> Figures:
             **FUSE,
         )
         rows = {"Sites alone": "teacher", "Average": "average", weighting: "student", f"{weighting}, ensemble": "ensemble"}
+        # if the student did not start from the average, the result is the student itself
+        moved = any(figure.kind == "distilled" for figure in result.figures)
+        rows[f"{weighting}, student itself"] = "distilled" if moved else "student"
         found |= {row: by_place(result.figures, kind, pool) for row, kind in rows.items()}
     return found
 

@@ -11,17 +11,19 @@ import torch
 from torch import nn
 
 from fedstill.bundles.bundle import Bundle
+from fedstill.bundles.fuse.between import settled
 from fedstill.bundles.fuse.ensemble import check_table, shares, weighting_of
 from fedstill.bundles.fuse.figures import Labelled, figure, figures_before, labelled_sets, together
 from fedstill.bundles.fuse.kept import check_kept, keep
 from fedstill.bundles.fuse.options import FuseKeywords, FuseOptions, described
 from fedstill.bundles.fuse.pool import Inputs, pool_of, pool_shape
 from fedstill.bundles.fuse.result import Fused
-from fedstill.bundles.fuse.student import begin, check_student, student_of
+from fedstill.bundles.fuse.student import AVERAGE, begin, check_student, student_of
 from fedstill.bundles.fuse.teachers import Team, opened, team_of
 from fedstill.bundles.fuse.trunk import check_statistics, common_trunk, drawn
 from fedstill.bundles.fuse.votes import answered, check_private, told_votes
 from fedstill.core.errors import FedstillError, first_line
+from fedstill.core.message import clone
 from fedstill.core.options import validated
 from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
@@ -111,6 +113,8 @@ def fuse(
     start, trained = begin((network, about), team, chosen.start if votes is None else "own", pool, table)
     learning = chosen.learning(trained)
     figures += figure(f"student before ({start})", "start", network, sets)
+    # the ends of a line that the model may lie on: drawn features cover all sites' domains, so there is nothing to go back for
+    begun = clone(network.state_dict()) if start == AVERAGE and own_word is None else None
     done = distil(
         network,
         pool,
@@ -121,6 +125,11 @@ def fuse(
         progress=partial(progress, "student"),
     )
     check_student(network, done, pool)
+    taken = 1.0
+    if begun is not None:
+        distilled = figure("student as distilled", "distilled", network, sets)
+        taken = settled(network, begun, chosen.line, sets)
+        figures += distilled if taken != 1 else []
     figures += figure("student", "student", network, sets)
     network = network.whole if isinstance(network, Top) else network
     network.eval()
@@ -143,6 +152,7 @@ def fuse(
             **({"targets": chosen.targets} if unlabelled is None else {}),
             "shape": list(shape),
             "distillation": learning.model_dump(mode="json", exclude_none=True),
+            "line": taken,
         },
         sources=tuple(member.source for member in team.members),
         ensemble=partial(

@@ -71,6 +71,11 @@ class FuseOptions(Part):
     """The student's initial weights: "average" of the teachers with its architecture, its "own", a teacher's name, or "auto":
     whichever of these agrees most often with the ensemble on the pool."""
 
+    line: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = "auto"
+    """How far the result lies from the average of the teachers (0) towards the student that was distilled from it (1). "auto":
+    the best of five points by the accuracy on validation data, or half way without any. Students that do not start from the
+    average, and those that learn from statistics, are taken themselves."""
+
     classes: list[str] | dict[str, list[str]] | None = None
     """Class names of module teachers, the same for all or by teacher's name. Classes are aligned by name, and a teacher says
     nothing about classes that it does not know."""
@@ -137,6 +142,7 @@ class FuseKeywords(TypedDict, total=False):
     draws: int
     distillation: Mapping[str, Any] | None
     start: str
+    line: float | Literal["auto"]
     classes: Sequence[str] | Mapping[str, Sequence[str]] | None
     student_options: Mapping[str, Any] | None
     norm: str

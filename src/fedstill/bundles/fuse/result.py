@@ -23,7 +23,7 @@ class Figure:
     """One row of the table before and after: who, and the accuracy (0..1) on each labelled set."""
 
     who: str
-    kind: str  # teacher, average, ensemble, start or student
+    kind: str  # teacher, average, ensemble, start, distilled (if the result is another point of the line) or student
     accuracy: dict[str, float]
 
     @property

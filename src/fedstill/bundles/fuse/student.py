@@ -20,8 +20,9 @@ from fedstill.models import build
 from fedstill.models.network import Network
 from fedstill.models.predict import predict_logits
 
-__all__ = ["Student", "begin", "check_student", "student_of"]
+__all__ = ["AVERAGE", "Student", "begin", "check_student", "student_of"]
 
+AVERAGE = "average"  # of the teachers with the student's architecture, as a start
 PROBE = 1024  # pool samples on which the candidate initial weights are compared
 Student = tuple[Network, About | None]  # its description as in a bundle, if it has a named architecture
 
@@ -75,7 +76,7 @@ def begin(student: Student, team: Team, start: str, pool: Samples, table: Table)
     candidates: dict[str, Callable[[], State]] = {member.name: member.state for member in like if member.state is not None}
     group = next((group for group in team.groups if group[0] in like), None)
     if group is not None:
-        candidates["average"] = lambda: averaged(group)
+        candidates[AVERAGE] = lambda: averaged(group)
     if start not in ("auto", "own") and start not in candidates:
         raise FedstillError(f"the student cannot start from '{start}': {_why(start, team, like)}")
     if start == "own" or not candidates:
@@ -116,7 +117,7 @@ def _nearest(network: Network, candidates: dict[str, Callable[[], State]], pool:
 
 def _why(start: str, team: Team, like: Sequence[Member]) -> str:
     names = [member.name for member in team.members]
-    if start != "average" and start not in names:
+    if start != AVERAGE and start not in names:
         return f"no teacher has this name; teachers: {', '.join(names)}"
     return "it needs teachers of its own architecture and classes" if not like else "it needs two teachers of its architecture"
 
