@@ -81,3 +81,21 @@ def test_several_at_a_time_give_the_same_figures(tmp_path):
 def test_a_study_without_a_scale_runs_at_the_next_larger(named, tmp_path):
     reproduce(named, Plan(tmp_path, scale="tiny", only=("good",)))
     assert json.loads((tmp_path / "cells.json").read_text())["scale"] == "small"
+
+
+def test_studies_that_share_their_runs_make_each_once(named, tmp_path):
+    """The second study finds the first one's runs by their configuration, whatever it calls its rows."""
+    first = reproduce(named, Plan(tmp_path / "first", only=("good",), runs=tmp_path / "runs"))
+
+    def other(plan):
+        found = runs_of(plan, "another name", TREE)
+        assert found[0].folder == tmp_path / "runs" / "first" / "good" / "seed0" or plan.sets
+        return [cell("test-other", "row", "digits", [one.summary["final_accuracy"] for one in found])]
+
+    study("test-other", "Test, Table 2: the same run", small=1, paper=1)(other)
+    plan = Plan(tmp_path / "second", runs=tmp_path / "runs")
+    assert (estimate("test-other", plan).runs, estimate("test-other", plan).finished) == (1, 1)
+    assert reproduce("test-other", plan).cells[0].ours == first.cells[0].ours
+    changed = replace(plan, sets=("rounds=2",))
+    assert (estimate("test-other", changed).runs, estimate("test-other", changed).finished) == (1, 0)
+    assert not (tmp_path / "second" / "another name").exists()

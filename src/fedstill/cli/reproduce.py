@@ -41,6 +41,9 @@ def reproduce(
     only: Annotated[str, typer.Option(metavar="A,B", help="Only these rows.")] = "",
     columns: Annotated[str, typer.Option(metavar="X,Y", help="Only these columns.")] = "",
     out: Annotated[Path | None, typer.Option(help="The study's folder (runs/reproduce/NAME).")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="A folder of runs that studies share: the same configuration is run once for all of them.")
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Runs at the same time, each in a process with its share of the cores.")] = 1,
     all_: Annotated[bool, typer.Option("--all", help="Run every study, and write one page of all: OUT/index.html.")] = False,
     line: Annotated[
@@ -72,6 +75,7 @@ def reproduce(
         line=line,
         listener=lambda run: Shown(run, who=False),
         jobs=jobs,
+        runs=runs,
     )
     if name is not None:
         failed = run_one(name, plan)
@@ -111,8 +115,8 @@ def run_all(plan: Plan) -> dict[str, str]:
     minutes = sum(study.minutes.get(plan.scale, study.minutes.get("small", 0)) for study in studies().values())
     console.print(f"{len(studies())} studies: about {duration(60 * minutes * len(plan.seeds))} on two cores", soft_wrap=True)
     with pool(plan.jobs) as processes:
-        for name, chosen in studies().items():
-            mine = replace(plan, out=plan.out / name, runs=plan.out / "runs" / (chosen.shares or name))
+        for name in studies():
+            mine = replace(plan, out=plan.out / name, runs=plan.runs or plan.out / "runs")
             try:
                 console.print(f"{name}: {estimate(name, mine)}", soft_wrap=True)
                 result = run_study(name, mine, processes, told=remark)

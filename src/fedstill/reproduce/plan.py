@@ -41,7 +41,7 @@ class Plan:
     line: bool = False  # also run the systems with judge and line, as separate rows
     listener: Callable[[str], Listener] = lambda name: Listener()
     jobs: int = 1  # runs at the same time
-    runs: Path | None = None  # the folder of the runs, if several studies share them; otherwise ``out``
+    runs: Path | None = None  # the folder of the runs, if several studies share them; otherwise ``out`` has them
     gathered: list[Job] | None = None  # if given, runs are only listed here, and stand-ins are returned
     failed: Mapping[Path, str] = field(default_factory=dict)  # runs that failed: folder -> reason
 

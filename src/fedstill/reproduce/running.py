@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedstill.core.errors import FedstillError
-from fedstill.core.files import atomic_write, to_json
+from fedstill.core.files import atomic_write, part_of, to_json
 from fedstill.reproduce.catalogue import STUDIES, Study
 from fedstill.reproduce.jobs import Pool, finished, pool, run_jobs
 from fedstill.reproduce.plan import Cell, Job, Plan, Scale
@@ -44,6 +46,7 @@ class Run:
 def runs_of(plan: Plan, name: str, tree: Mapping[str, Any], assignments: Sequence[str] = ()) -> list[Run]:
     """Run a configuration once per seed in ``plan.out/name/seedN``; finished runs are read, interrupted runs continue."""
     # slow: they import torch, which the list of studies does not need
+    from fedstill.config.tables import to_toml
     from fedstill.run.compare import complete
     from fedstill.run.configuration import resolve
 
@@ -53,9 +56,10 @@ def runs_of(plan: Plan, name: str, tree: Mapping[str, Any], assignments: Sequenc
     printed = ["algorithm.line=false"] if judged and not plan.line else []  # as in the papers
     found = []
     for seed in plan.seeds:
-        folder = (plan.runs or plan.out) / name / f"seed{seed}"
-        job = Job(f"{name} seed {seed}", folder, tree, (*printed, *given, f"seed={seed}"))
-        config = resolve(tree, job.assignments)
+        said = (*printed, *given, f"seed={seed}")
+        config = resolve(tree, said)
+        folder = place(plan, f"{name}/seed{seed}", to_toml(config))
+        job = Job(f"{name} seed {seed}", folder, tree, said)
         if plan.gathered is not None:
             plan.gathered.append(job)
         if plan.rehearsing or folder in plan.failed:
@@ -64,6 +68,21 @@ def runs_of(plan: Plan, name: str, tree: Mapping[str, Any], assignments: Sequenc
         complete(config, folder, plan.listener(job.name))
         found.append(Run(folder, read_summary(folder / "summary.json"), read_history(folder / "history.jsonl")))
     return found
+
+
+def place(plan: Plan, name: str, config: str) -> Path:
+    """The folder of a run. If studies share their runs, it is the folder of the first study that planned the same configuration:
+    FedAvg on the same task is a row of many tables, and is run once."""
+    if plan.runs is None:
+        return plan.out / name
+    mark = plan.runs / "same" / hashlib.sha256(config.encode()).hexdigest()[:24]
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    first = part_of(mark)
+    first.write_text(f"{plan.out.name}/{name}")
+    with contextlib.suppress(FileExistsError):
+        os.link(first, mark)  # whole or not at all, also if two processes plan the same run
+    first.unlink()
+    return plan.runs / mark.read_text()
 
 
 class _NoTargets(dict[str, "int | None"]):
