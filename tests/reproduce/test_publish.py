@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from fedstill.core.errors import FedstillError
+from fedstill.core.files import to_json
 from fedstill.reproduce.claims import Claim, judge
-from fedstill.reproduce.publish import kept, rebuild, studies_page, with_claims
+from fedstill.reproduce.pages import PageTable, page_table
+from fedstill.reproduce.publish import keep, kept, rebuild, studies_page, with_claims
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +46,54 @@ def test_claims_are_counted_by_paper():
     found = [judge(Claim("FedMA", "", "s", pairs), shown) for pairs in ((("A", "B"),), (("B", "A"),))]
     table = "| | systems | claims shown |\n|---|---|---|\n| averaging | FedAvg, FedMA | - |\n"
     assert "| averaging | FedAvg, FedMA | FedMA 1 of 2 (tiny) |" in with_claims(table, found, {"s": shown})
+
+
+def _record(folder: Path, name: str, cells: dict[tuple[str, str], list[float]], columns: str) -> None:
+    listed = [{"row": row, "column": column, "ours": ours, "paper": None} for (row, column), ours in cells.items()]
+    said = f"fedstill reproduce {name} --scale small --seeds 0,1 --data DATA --columns {columns}"
+    record = {"study": name, "scale": "small", "seeds": [0, 1], "command": said, "minutes": 1.0, "runs": 2, "cells": listed}
+    (folder / name).mkdir(parents=True)
+    (folder / name / "cells.json").write_text(to_json(record))
+
+
+def test_what_was_kept_before_stays_where_a_new_record_has_nothing(tmp_path):
+    """Columns of a study may be run at different commits; each cell remembers its own."""
+    _record(tmp_path / "one", "mine", {("A", "x"): [0.1, 0.2], ("A", "y"): [0.3, 0.4]}, "x,y")
+    _record(tmp_path / "two", "mine", {("A", "y"): [0.5, 0.6]}, "y")
+    data = tmp_path / "data"
+    keep(tmp_path / "one", data, "HEAD")
+    first = kept(data)["mine"]["commit"]
+    keep(tmp_path / "two", data, "HEAD~1")
+    found = kept(data)["mine"]
+    assert {(c["row"], c["column"]): (c["ours"], c["commit"] == first) for c in found["cells"]} == {
+        ("A", "x"): ([0.1, 0.2], True),
+        ("A", "y"): ([0.5, 0.6], False),
+    }
+    assert (found["runs"], found["minutes"]) == (4, 2.0)
+    assert found["command"] == "fedstill reproduce mine --scale small --seeds 0,1 --data DATA"
+
+
+def test_a_table_of_a_page_has_means_differences_and_what_was_never_reached():
+    cells = [
+        {"row": "A", "column": "pool x", "ours": [0.5, 0.6]},
+        {"row": "A", "column": "pool y", "ours": [0.7, 0.8]},
+        {"row": "B", "column": "pool x", "ours": [0.6, 0.7]},
+        {"row": "B", "column": "pool y", "ours": [0.9, 1.0]},
+        {"row": "A", "column": "rounds", "ours": [3.0, None]},
+    ]
+    record = {"cells": cells, "seeds": [0, 1], "commit": "abc"}
+    table = page_table(record, PageTable("s", "pool", against="A", mean=True, names={"B": "ours"}))
+    assert table.splitlines() == [
+        "| | x | y | mean |",
+        "|---|---|---|---|",
+        "| A | .550 ± .050 | .750 ± .050 | .650 ± .050 |",
+        "| ours | .650 ± .050 (+10.0) | .950 ± .050 (+20.0) | .800 ± .050 (+15.0) |",
+        "",
+        "Seeds 0, 1; commit abc.",
+    ]
+    assert "| A | 3, - |" in page_table(record, PageTable("s", ["rounds"], digits=0))
+    with pytest.raises(FedstillError, match="has no row or column"):
+        page_table(record, PageTable("s", "nothing"))
 
 
 def test_kept_results_name_their_commit():

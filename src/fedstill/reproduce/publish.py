@@ -1,7 +1,9 @@
 """The kept results: one small file per study in ``docs/results/data``, and the pages that are generated from them.
 
-``python -m fedstill.reproduce.publish`` (``make results``) rebuilds ``docs/results/studies.md`` and the column of claims in the
-README's table of systems. ``--keep DIR`` first takes the records of the studies in DIR, with the commit.
+``python -m fedstill.reproduce.publish`` (``make results``) rebuilds ``docs/results/studies.md``, the tables of the other results'
+pages (:mod:`fedstill.reproduce.pages`) and the column of claims in the README's table of systems. ``--keep DIR`` first takes the
+records of the studies in DIR, with the commit of the runs: cells of a study that were kept before at the same scale stay if the
+new record does not have them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from fedstill.core.files import atomic_write, to_json
 from fedstill.reproduce.catalogue import studies
 from fedstill.reproduce.claims import Verdict, verdicts
 from fedstill.reproduce.index import cells_in, read_records
+from fedstill.reproduce.pages import filled
 from fedstill.reproduce.tables import cell_texts, grid
 
 __all__ = ["keep", "kept", "rebuild", "studies_page", "with_claims"]
@@ -33,13 +36,35 @@ figures are missing. The tiny scale shows that a study works; few of its figures
 """
 
 
-def keep(folder: Path, data: Path) -> list[str]:
-    """Copy the records of the studies in ``folder``, with the commit; the names of the studies."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    found = read_records(folder)
+def keep(folder: Path, data: Path, commit: str = "HEAD") -> list[str]:
+    """Take the records of the studies in ``folder``, with the commit at which they were made; the names of the studies."""
+    named = subprocess.run(["git", "rev-parse", "--short", commit], capture_output=True, text=True, check=True).stdout.strip()
+    found, before = read_records(folder), kept(data)
     for name, record in found.items():
-        atomic_write(data / f"{name}.json", to_json({**record, "commit": commit}) + "\n")
+        cells = [{**cell, "commit": named} for cell in record["cells"]]
+        whole = {**record, "commit": named, "cells": cells}
+        old = before.get(name)
+        if old is not None and (old["scale"], old["seeds"]) == (record["scale"], record["seeds"]):
+            here = {(cell["row"], cell["column"]) for cell in cells}
+            rest = [{"commit": old["commit"], **cell} for cell in old["cells"] if (cell["row"], cell["column"]) not in here]
+            whole |= {
+                "cells": [*rest, *cells],
+                "runs": old["runs"] + record["runs"],
+                "minutes": old["minutes"] + record["minutes"],
+            }
+            if rest:
+                whole["command"] = f"fedstill reproduce {name} --scale {record['scale']} " + _seeds_and_data(record["command"])
+        atomic_write(data / f"{name}.json", to_json(whole) + "\n")
     return list(found)
+
+
+def _seeds_and_data(command: str) -> str:
+    """The part of a command that all its records share.
+
+    >>> _seeds_and_data("fedstill reproduce x --scale small --seeds 0,1 --data DATA --columns a")
+    '--seeds 0,1 --data DATA'
+    """
+    return command.partition(" --scale ")[2].partition(" ")[2].partition(" --only")[0].partition(" --columns")[0]
 
 
 def kept(data: Path) -> dict[str, dict[str, Any]]:
@@ -105,9 +130,11 @@ def _shown(name: str, mine: list[Verdict], records: Mapping[str, Mapping[str, An
 def rebuild(root: Path) -> dict[Path, str]:
     """The generated files of the repository at ``root`` and their texts."""
     records = kept(root / "docs/results/data")
-    readme = root / "README.md"
+    readme, generated = root / "README.md", root / "docs/results/studies.md"
+    pages = {path: filled(path.read_text(), records) for path in sorted(generated.parent.glob("*.md")) if path != generated}
     return {
-        root / "docs/results/studies.md": studies_page(records),
+        generated: studies_page(records),
+        **pages,
         readme: with_claims(readme.read_text(), verdicts(records), records),
     }
 
@@ -116,13 +143,15 @@ def main() -> None:
     """Keep records if a folder is given, then rebuild."""
     parser = argparse.ArgumentParser(prog="fedstill.reproduce.publish", description=__doc__)
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a folder that `fedstill reproduce --all` wrote")
+    parser.add_argument("--commit", default="HEAD", help="the commit at which the runs were made")
     given = parser.parse_args()
     root = Path.cwd()
     if given.keep:
-        print("kept: " + ", ".join(keep(given.keep, root / "docs/results/data")))
+        print("kept: " + ", ".join(keep(given.keep, root / "docs/results/data", given.commit)))
     for path, text in rebuild(root).items():
-        atomic_write(path, text)
-        print(f"written: {path.relative_to(root)}")
+        if path.read_text() != text:
+            atomic_write(path, text)
+            print(f"written: {path.relative_to(root)}")
 
 
 if __name__ == "__main__":
