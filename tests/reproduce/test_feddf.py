@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 import fedstill.reproduce.feddf as tables
+import fedstill.reproduce.running as running
 from fedstill.reproduce import Plan, Run, published, reproduce, studies
 from fedstill.reproduce.feddf_toy import PIXELS, fuse_toy
 from fedstill.run.configuration import resolve
@@ -32,29 +33,29 @@ def test_figure_1_is_drawn(tmp_path):
 def test_every_cell_has_the_papers_figure_and_a_sound_configuration(tmp_path, monkeypatch, scale):
     asked = {}
 
-    def pretend(plan, name, tree, assignments=()):
-        config = resolve(tree, [*assignments, "seed=0"])
+    def pretend(plan, name, tree):
         assert name not in asked
-        asked[name] = config
-        reached = {str(target): 7 for target in config.evaluation.targets}
-        return [Run(plan.out, {"final_accuracy": 0.5, "rounds_to": reached}, [])]
+        asked[name] = resolve(tree, ["seed=0"])
+        history = [{"round": r, "accuracy": a} for r, a in ((1, 0.1), (2, 0.25), (3, 0.79), (4, 0.9))]
+        return [Run(plan.out, {"final_accuracy": 0.5}, history)]
 
     monkeypatch.setattr(tables, "runs_of", pretend)
+    monkeypatch.setattr(running, "runs_of", pretend)  # from where grids take it
     plan = Plan(tmp_path, data=tmp_path, scale=scale)
     for name in ("feddf-table1", "feddf-table5", "feddf-table8"):
         asked.clear()
         cells = studies()[name].run(plan)
         assert len(cells) == len(asked) > 0
         assert all(c.paper is not None for c in cells)
-    full = {("tiny", "feddf-table1"): 8, ("small", "feddf-table1"): 8, ("paper", "feddf-table1"): 9 * 6}
     asked.clear()
-    assert len(studies()["feddf-table1"].run(plan)) == full[scale, "feddf-table1"]
+    cells = studies()["feddf-table1"].run(plan)
+    assert len(cells) == (9 * 6 if scale == "paper" else 8)
+    reached = {"tiny": {2}, "small": {3}, "paper": {3, 4}}  # 25% and 20%, 40% and 30%, 80% and 75%
+    assert {value for c in cells for value in c.ours} == reached[scale]
     if scale == "paper":
         config = asked["feddf-40-C=0.8-alpha=0.1"]
         assert (config.local.epochs, config.clients.fraction, config.clients.partition.alpha) == (40, 0.8, 0.1)
-        assert config.algorithm["distillation"]["steps"] == 10_000
-        assert config.model.name == "resnet8"
-        assert config.evaluation.targets == [0.75]
+        assert (config.rounds, config.algorithm["distillation"]["steps"], config.model.name) == (600, 10_000, "resnet8")
 
 
 def test_papers_figures_as_printed():

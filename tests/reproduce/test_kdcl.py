@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedstill.reproduce import Plan, Run, published, studies
-from fedstill.reproduce.kdcl import DIGITS, PACS, tree_of, wanted, weight_of
+from fedstill.reproduce.kdcl import DIGITS, PACS, SYSTEMS, targets, tree_of, wanted, weight_of
 from fedstill.run.configuration import resolve
 from fedstill.run.history import rounds_to
 
@@ -18,14 +18,22 @@ def test_systems_and_targets_are_chosen_apart():
 
 
 def test_every_configuration_is_valid_and_leaves_the_target_out():
-    for scale in ("small", "paper"):
+    for scale in ("reduced", "small", "paper"):
         plan = Plan(Path("x"), data=Path("data"), scale=scale)
         for target in (*DIGITS, *PACS):
-            for system in ("fedavg", "shot", "fada", "kd3a", "kdcl"):
+            for system in SYSTEMS:
                 config = resolve(tree_of(plan, target, system))
+                if config.algorithm["name"] == "shot":
+                    assert config.algorithm["source_rounds"] == config.rounds
                 assert config.data.target == target
                 assert target not in config.data.domains
                 assert len(config.data.domains) == 3
+
+
+def test_photographs_from_scratch_are_targets_of_the_papers_scale_or_by_name():
+    assert targets(Plan(Path("x"))) == list(DIGITS)
+    assert targets(Plan(Path("x"), only=("pacs/photo", "kdcl"))) == ["pacs/photo"]
+    assert targets(Plan(Path("x"), scale="paper")) == [*DIGITS, *PACS]
 
 
 def test_rounds_to_an_accuracy():

@@ -36,3 +36,19 @@ def test_every_row_is_a_valid_run_and_only_judged_ones_have_a_line(tmp_path: Pat
         elif name.startswith("demo") and not name.endswith(("fedavg", "dafkd", "fedftg", "judged")):
             assert config.algorithm["source"]["kind"] == "data"  # as printed: the preset's variation is left out
         assert config.data.server not in config.data.domains
+
+
+def test_every_ablation_changes_one_thing_of_a_judged_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, dict[str, Any]] = {}
+
+    def ran(plan: Plan, name: str, tree: dict[str, Any]) -> list[Run]:
+        found[name] = resolve(tree).algorithm
+        return [Run(tmp_path, {"final_accuracy": 0.5}, [{"ensemble_accuracy": 0.6}])]  # type: ignore[typeddict-item]
+
+    monkeypatch.setattr(never_hurts, "runs_of", ran)
+    cells = never_hurts.ablations(Plan(tmp_path, tmp_path, only=("fedd3a",), columns=("digits mnist",)))
+    plain = found.pop("digits-mnist/fedd3a-judged")
+    assert len(found) == len(never_hurts.MEANS) == len(cells) - 2  # beside them the judged row and its ensemble
+    for name, algorithm in found.items():
+        changed = [key for key in plain if plain[key] != algorithm[key]]
+        assert changed in (["distillation"], ["source"]), name

@@ -15,7 +15,7 @@ from fedstill.core.nested import laid_over
 from fedstill.reproduce import Cell, Plan, cell, runs_of
 from fedstill.run.configuration import tree_in
 
-__all__ = ["PHOTOS", "SYSTEMS", "columns", "frozen_photos", "local_training", "never_hurts"]
+__all__ = ["PHOTOS", "SYSTEMS", "ablations", "columns", "frozen_photos", "local_training", "never_hurts"]
 
 DIGITS = ("mnist", "usps", "svhn", "mnist_m")
 PHOTOS = ("art_painting", "cartoon", "photo", "sketch")
@@ -47,6 +47,17 @@ AVERAGES: dict[str, dict[str, Any]] = {
     for name, full in (("FedAvg held out", 0), ("FedAvg held out until the last round", 1))
 }
 
+# What might carry more of the ensemble over, one change at a time (the judged row is without any of them)
+MEANS: dict[str, dict[str, Any]] = {
+    "mixup": {"distillation": {"mixup": 1.0}},
+    "weight averaging": {"distillation": {"averaging": {"every": 5}}},
+    "proximal pull": {"distillation": {"proximal": 0.1}},
+    "temperature 3": {"distillation": {"temperature": 3.0, "square": True}},
+    "four times the steps, a third of the rate": {"distillation": {"epochs": 4, "optimizer": {"lr": 3e-4}}},
+    "three times the pool": {"source": {"size": 3}},
+    "the pool as it is": {"source": {"kind": "data"}},
+}
+
 
 def local_training(epochs: int, rate: float) -> dict[str, Any]:
     """SGD in batches of 32, as every row has it."""
@@ -73,7 +84,7 @@ def columns(plan: Plan) -> Iterator[tuple[str, dict[str, Any], int]]:
     for pool in PHOTOS:
         yield f"pacs160 {pool}", frozen_photos(plan, pool, rounds=5, epochs=5), 4000
     for pool in DIGITS:
-        data = _pool(root, DIGITS, pool, image_size=32, channels=3, limit=1200, test_limit=500)
+        data = _pool(root, DIGITS, pool, image_size=32, channels=3, limit=1200, test_limit=2000)
         yield f"digits {pool}", {"rounds": 6, "data": data, "local": local_training(2, 0.02), **small}, 2400
     demo = laid_over(tree_in("demo"), {"engine": {"threads": 1, "workers": 0}})
     for own in demo["for"].values():
@@ -92,6 +103,11 @@ def columns(plan: Plan) -> Iterator[tuple[str, dict[str, Any], int]]:
         yield f"pacs64 {pool}", {"rounds": 6, "data": data, "local": local_training(2, 0.02), **small}, 1600
 
 
+def judged(title: str, size: int) -> dict[str, Any]:
+    """A system with judge and line, on a varied pool unless it generates its samples."""
+    return {**SYSTEMS[title], "line": {}, **({} if title in GENERATING else {"source": {"kind": "varied", "size": size}})}
+
+
 def never_hurts(plan: Plan) -> Sequence[Cell]:
     """FedAvg, and two rows per system."""
     cells = []
@@ -106,17 +122,46 @@ def never_hurts(plan: Plan) -> Sequence[Cell]:
                 continue
             if column.startswith("false verdicts") and title not in ("FedDF", "FedD3A"):
                 continue
-            # the demo's preset has its own steps and rates
-            chosen = {"name": options["name"]} if column == "demo" else options
-            varied = {} if title in GENERATING else {"source": {"kind": "varied", "size": size}}
-            rows[title] = {**chosen, "line": False}
-            rows[f"{title} judged"] = {**chosen, **varied}
+            rows[title] = {**options, "line": False}
+            rows[f"{title} judged"] = judged(title, size)
         for row, options in rows.items():
             if plan.wants(row):
-                name = f"{column}/{row}".lower().replace(" ", "-")
-                # explicit, so that runs_of does not turn the judged rows into the paper's form
-                told = options if row == "FedAvg" else {"line": {}, **options}
-                runs = runs_of(plan, name, laid_over(tree, {"algorithm": told}))
+                if column == "demo":
+                    options = demo_options(options)
+                runs = runs_of(plan, folder_of(column, row), laid_over(tree, {"algorithm": options}))
                 found = [run.history[-1]["merged_accuracy"] if row in AVERAGES else run.summary["final_accuracy"] for run in runs]
                 cells.append(cell("never-hurts", row, column, found))
+    return cells
+
+
+def demo_options(options: dict[str, Any]) -> dict[str, Any]:
+    """A row's options without steps, rates and sizes, which the preset ``demo`` has."""
+    kept = {name: options[name] for name in ("name", "line") if name in options}
+    return kept | ({"source": options["source"]} if "kind" in options.get("source", {}) else {})
+
+
+def folder_of(column: str, row: str) -> str:
+    """The folder of a cell's runs."""
+    return f"{column}/{row}".lower().replace(",", "").replace(" ", "-")
+
+
+def ablations(plan: Plan) -> Sequence[Cell]:
+    """FedDF and FedD3A with judge and line, and one change to how the student learns; with the ensemble that it learns from."""
+    cells = []
+    for column, tree, size in columns(plan):
+        if not column.startswith(("digits", "pacs")) or not plan.wants_column(column):
+            continue
+        for title in ("FedDF", "FedD3A"):
+            for name, change in {"": {}, **MEANS}.items():
+                row = f"{title} judged, {name}" if name else f"{title} judged"
+                if not plan.wants(title) and not plan.wants(row):
+                    continue
+                told = laid_over(judged(title, size), change)
+                if "size" in change.get("source", {}):
+                    told["source"]["size"] = size * change["source"]["size"]
+                runs = runs_of(plan, folder_of(column, row), laid_over(tree, {"algorithm": told}))
+                cells.append(cell("never-hurts-ablations", row, column, [run.summary["final_accuracy"] for run in runs]))
+                if not name:
+                    found = [run.history[-1]["ensemble_accuracy"] for run in runs]
+                    cells.append(cell("never-hurts-ablations", f"{title}, ensemble", column, found))
     return cells

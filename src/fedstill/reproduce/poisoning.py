@@ -29,6 +29,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "FedRAD": {"name": "fedrad", **DISTILLATION},
     "Cronus": {"name": "cronus"},
     "KDCL": {"name": "kdcl"},
+    "KDCL-outliers": {"name": "kdcl", "outliers": {}},
 }
 
 

@@ -107,6 +107,6 @@ def grids() -> dict[str, Grid]:
     """Every study of the files.
 
     >>> grids()["feddf-table2"].told["base"]
-    'cifar'
+    'cifar-less'
     """
     return {name: Grid(name) for name in _files()["study"]}
