@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import fedstill
@@ -27,7 +28,7 @@ from fedstill.run.configuration import resolve
 from fedstill.task import Task
 from fedstill.training.fit import Batch, fit
 from fedstill.training.options import Local, Optimizer
-from fedstill.training.private import DPSGD, check_network, poisson_batches
+from fedstill.training.private import DPSGD, check_network, check_sums, poisson_batches, privatise, with_sample_gradients
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -82,6 +83,35 @@ def test_a_step_is_the_clipped_sum_by_hand(name: str, norm: float) -> None:
     done = fit(net, data, LOCAL, rng=stream(0, "fit"), private=private(0.0, norm))
     assert done.steps == 1
     assert torch.allclose(weights(net), before - 0.5 * expected / len(data), atol=1e-6)
+
+
+class Sequences(nn.Module):
+    """A linear layer on every position of a sequence, and one that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each, self.twice, self.out = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.twice(torch.tanh(self.twice(torch.tanh(self.each(x)).mean(1)))))  # type: ignore[no-any-return]
+
+
+def test_linear_layers_by_hand() -> None:
+    """On sequences, used twice, and with gradients kept as factors: the clipped sum is that of one sample after the other."""
+    torch.manual_seed(0)
+    net, x, y = Sequences(), torch.randn(7, 3, 4), torch.arange(7) % 2
+    named = list(net.named_parameters())
+    expected = [torch.zeros_like(p) for _, p in named]
+    for one, label in zip(x, y, strict=True):
+        slopes = torch.autograd.grad(F.cross_entropy(net(one[None]), label[None]), list(net.parameters()))
+        size = math.sqrt(sum(float(slope.square().sum()) for slope in slopes))
+        expected = [total + slope * min(1.0, 0.3 / size) for total, slope in zip(expected, slopes, strict=True)]
+    with with_sample_gradients(net):
+        F.cross_entropy(net(x), y).backward()
+        check_sums(named)
+        privatise(list(net.parameters()), private(0.0, 0.3), 2.0)
+    for (_, parameter), total in zip(named, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, total / 2.0)
 
 
 def test_a_step_adds_noise_of_the_stated_size() -> None:
