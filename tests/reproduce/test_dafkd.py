@@ -16,13 +16,14 @@ PLAN = Plan(Path("out"), Path("data"))
 def test_the_protocol(scale):
     for row, system in {**systems(scale), **variants(scale)}.items():
         config = resolve(tree(Plan(Path("out"), Path("data"), scale), "MNIST", 0.1, system))
-        assert (config.clients.per_domain, config.clients.fraction, config.rounds) == (20, 0.4, 60)
-        assert (config.local.steps, config.local.batch_size, config.local.optimizer.lr) == (20, 32, 1e-3)
+        assert (config.clients.per_domain, config.clients.fraction, config.rounds) == (20, 0.4, 20 if scale == "small" else 60)
+        effort = config.local.steps if scale == "reduced" else config.local.epochs
+        assert (effort, config.local.batch_size, config.local.optimizer.lr) == (20, 32, 1e-3)
         assert config.clients.partition.alpha == 0.1
         assert config.algorithm["merge"] == "uniform"  # Eq. 6, in every row
         if row in ("DaFKD", "FedFusion"):
             assert config.algorithm["distillation"]["optimizer"]["lr"] == 0.01
-    assert resolve(tree(PLAN, "EMNIST", 0.1, systems("small")["FedAvg"])).local.steps == 40
+    assert resolve(tree(PLAN, "EMNIST", 0.1, systems("small")["FedAvg"])).local.epochs == 40
 
 
 def test_every_cell_has_its_figure():

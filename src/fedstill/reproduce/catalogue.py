@@ -93,10 +93,10 @@ class Later:
 
 
 DAFKD = (
-    "Ours is the mean of the last five rounds. Small scale: ResNet-8 in place of ResNet11, 100 distillation steps per round and "
-    "2000 test samples. Reduced scale: cnn-small on 16x16 images, and a pool of 640 samples instead of 1280. Client count, "
-    "participation, rounds and local steps are the paper's at these scales. Tiny scale: 600 digits, 6 clients, 12 rounds. "
-    "All rows average clients with equal weights (Eq. 6)."
+    "Ours is the mean of the last five rounds. Small scale: cnn-small on 16x16 images, 500 training images per client, 20 "
+    "rounds of E = 20 epochs, 400 distillation steps per round, 2000 test samples. Reduced scale: cnn-small on 16x16 images, "
+    "E = 20 steps, 100 distillation steps on a pool of 640 samples. Client count and participation are the paper's at these "
+    "scales. Tiny scale: 600 digits, 6 clients, 12 rounds. All rows average clients with equal weights (Eq. 6)."
 )
 FEW = ("rounds=12", "data.limit=600", "data.test_limit=300", "clients.per_domain=6", "engine.threads=1")
 DAFKD_SCALES: Any = {

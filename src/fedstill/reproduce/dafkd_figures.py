@@ -12,7 +12,8 @@ from fedstill.reproduce.figures import Curve, draw
 
 __all__ = ["active_ratio", "curves", "features", "heterogeneity", "sensitivity"]
 
-RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)
+RATIOS = {"small": (0.2, 0.4, 0.8)}  # fewer points than the paper's at this scale
+EPOCHS = {"small": (5, 10, 20)}
 ACCURACY = "test accuracy"
 
 
@@ -61,7 +62,8 @@ def _changed(plan: Plan, name: str, data: str, rows: Mapping[str, Any], columns:
 
 def active_ratio(plan: Plan) -> list[Cell]:
     """Figure 5: the share r of clients that take part in a round, alpha = 0.1."""
-    ratios = {f"r={ratio:g}": {"clients": {"fraction": ratio}} for ratio in RATIOS}
+    points = RATIOS.get(plan.scale, (0.2, 0.4, 0.6, 0.8, 1.0))
+    ratios = {f"r={ratio:g}": {"clients": {"fraction": ratio}} for ratio in points}
     cells: list[Cell] = []
     for data in DATA:
         cells += _changed(plan, "dafkd-figure5", data, systems(plan.scale), ratios, "active clients / all clients")
@@ -69,13 +71,14 @@ def active_ratio(plan: Plan) -> list[Cell]:
 
 
 def sensitivity(plan: Plan) -> list[Cell]:
-    """Figure 6: local steps E, batch size B and noise dimension d of DaFKD on SVHN."""
-    changes: dict[str, Any] = {f"E={steps}": {"local": {"steps": steps}} for steps in (5, 10, 20, 40)}
+    """Figure 6: E, batch size B and noise dimension d of DaFKD on SVHN, and at the small scale on MNIST."""
+    unit = "steps" if plan.scale == "reduced" else "epochs"
+    changes: dict[str, Any] = {f"E={n}": {"local": {unit: n}} for n in EPOCHS.get(plan.scale, (5, 10, 20, 40))}
     changes |= {f"B={size}": {"local": {"batch_size": size}} for size in (16, 64)}
     changes |= {f"d={size}": {"algorithm": {"generator": {"noise_dim": size}}} for size in (50, 200)}
-    return _changed(
-        plan, "dafkd-figure6", "SVHN", {"DaFKD": systems(plan.scale)["DaFKD"]}, changes, "what is changed (20, 32, 100)"
-    )
+    data = "MNIST" if plan.scale == "small" else "SVHN"
+    rows = {"DaFKD": systems(plan.scale)["DaFKD"]}
+    return _changed(plan, "dafkd-figure6", data, rows, changes, "what is changed (20, 32, 100)")
 
 
 def features(plan: Plan) -> list[Cell]:
