@@ -287,7 +287,7 @@ class FedDF(Algorithm[FedDFT]):
         )
         values = server.values if not isinstance(weighting, PrivateVotes) else note_votes(self, weighting, server, round)
         if not self.personal:  # a public structure is not an average of clients
-            round.offer(merged, models, held)
+            round.offer(merged, models, held, view=self.view)
         return Server({**merged, **models}, server.parts, values)
 
     @property
