@@ -98,6 +98,8 @@ def votes(epsilon: float | None, rounds: int) -> dict[str, Any]:
 
 def privacy(plan: Plan) -> Sequence[Cell]:
     """Every system at every epsilon."""
+    from fedstill.run.configuration import resolve  # slow: imports torch, which the list of studies does not need
+
     cells = []
     for row, algorithm in SYSTEMS.items():
         for epsilon in EPSILONS:
@@ -107,7 +109,8 @@ def privacy(plan: Plan) -> Sequence[Cell]:
             tree = laid_over(setting(plan.scale, CLIENTS.get(row, 10)), {"algorithm": algorithm})
             if plan.scale != "tiny":
                 tree["data"]["root"] = str(plan.root())
-            tree = laid_over(tree, mechanism(row, epsilon, int(tree["rounds"])))
+            rounds = resolve(tree, plan.sets).rounds  # which budgets are divided by
+            tree = laid_over(tree, mechanism(row, epsilon, rounds))
             runs = runs_of(plan, f"{row}-{column}".lower().replace(" ", "-"), tree)
             cells.append(cell("privacy", row, column, [run.summary["final_accuracy"] for run in runs]))
     return cells
