@@ -31,6 +31,8 @@ RISKS = {
     "predictions": "membership of a public sample can be tested; which labels the site holds",
     "answers": "a masked sum: nothing but the sum over the clients",
     "masked": "a masked model: nothing but the sum over the clients",
+    "shared_model": "a masked model: nothing but the sum over the clients",
+    "shared_generator": "a masked generator: nothing but the sum over the clients",
     "program": "code, which runs when someone opens it; the same as weights",
     "samples": "how many samples the site has",
     "loss": "how well the model fits the site's data, as one mean",
