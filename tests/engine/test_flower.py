@@ -164,6 +164,20 @@ def test_noised_sums_are_the_same_here_and_there(tmp_path):
     assert [line["privacy"] for line in there.history] == [line["privacy"] for line in here.history]
 
 
+def test_masked_votes_are_the_same_here_and_there(tmp_path):
+    pytest.importorskip("cryptography")
+    votes = {"sigma": 0.5, "sigma_threshold": 0.5, "threshold": 2.0}
+    setup = config("feddf", clients={"per_domain": 2}, privacy={"votes": votes, "secure": {}}, rounds=1)
+    options = {"distillation": {"steps": 4, "start": "previous"}, "line": False}
+    setup = setup.model_copy(update={"algorithm": {"name": "feddf", **options}})
+    here = run(setup, tmp_path / "here")
+    nodes = [{"partition-id": n, "num-partitions": 4} for n in range(4)]
+    there = over(LocalGrid(client_app(), nodes), setup, tmp_path / "there", nodes=4)
+    same(here.server.models["mlp"], there.server.models["mlp"])
+    assert here.history[0]["votes"] == there.history[0]["votes"]
+    assert here.history[0]["votes"]["answered"] > 0
+
+
 @pytest.mark.parametrize("name", ["moon", "dafkd"])
 def test_private_training_is_the_same_here_and_there(name, tmp_path):
     """Steps, noise and ledgers, which the nodes keep in their private state."""
