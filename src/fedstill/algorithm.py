@@ -169,6 +169,7 @@ class Ends:
     held: tuple[Samples, Tensor] | None = None
     snapshots: Sequence[State] = ()  # of the student during distillation
     plain: State | None = None  # the average by examples, if the system has another
+    view: Callable[[Network], Network] | None = None  # the part of the network that takes held samples, if not all of it
 
 
 @dataclass
@@ -196,12 +197,13 @@ class Round:
         students: Mapping[str, State],
         held: tuple[Samples, Tensor] | None = None,
         plain: Mapping[str, State] | None = None,
+        view: Callable[[Network], Network] | None = None,
     ) -> None:
         """Let a judge choose a point between each average and the student distilled from it. ``held`` holds samples that the
-        students did not learn from, and the ensemble's targets for them; ``plain`` holds the averages by examples of a system
-        with another average, which the judge may prefer."""
+        students did not learn from, and the ensemble's targets for them; ``view`` is the part of a network that takes them.
+        ``plain`` holds the averages by examples of a system with another average, which the judge may prefer."""
         self.ends = {
-            name: Ends(averages[name], student, held, self.snapshots.get(name, ()), (plain or {}).get(name))
+            name: Ends(averages[name], student, held, self.snapshots.get(name, ()), (plain or {}).get(name), view)
             for name, student in students.items()
             if name in averages
         }

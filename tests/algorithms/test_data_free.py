@@ -86,7 +86,7 @@ def test_fedgens_term_by_hand(tiny):
     x, y = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 3])
     features = network.features(x)
     batch = Batch(network, x, y, features, network.head(features), 0, torch.Generator().manual_seed(1))
-    got = algorithm.generated_term(generator, 0.5)(batch)
+    got = algorithm.generated_terms(generator, 0.5, None)[0](batch)
     rng = torch.Generator().manual_seed(1)
     with torch.no_grad():
         made, labels = generator.sample(2, rng)

@@ -15,7 +15,7 @@ from scipy import stats
 
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.algorithms import algorithms, create, private_average
-from fedstill.core.accounting import ORDERS, SPENT, Ledger
+from fedstill.core.accounting import ORDERS, SPENT
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
 from fedstill.fusion.clipping import clipped_to, next_clip, norm_of, sum_noise
@@ -24,7 +24,6 @@ from fedstill.run.loop import drive, run, sample_independently
 from fedstill.task import Task
 from tests.algorithms.test_secure_average import Losing
 from tests.conftest import tiny_config
-from tests.test_accounting import WHOLE, whole
 
 TINY = {"clip": 1.0, "noise": 1e-9}  # next to no noise: sums can be checked
 
@@ -148,7 +147,7 @@ def test_a_round_of_adaptive_clipping_by_hand():
 @pytest.mark.parametrize(("noise", "fraction"), [(0.6, 0.2), (1.3, 0.5), (1.0, 1.0), (4.0, 0.05)])
 @pytest.mark.parametrize("adaptive", [None, {"count_noise": 2.5}])
 def test_the_spent_epsilon_is_that_of_other_accountants(noise, fraction, adaptive):
-    """Opacus' for the whole noise; dp-accounting's for its two parts on the same sampled clients."""
+    """The larger of Opacus' for the whole noise and dp-accounting's for its two parts on the same sampled clients."""
     options = {"clip": 1.0, "noise": noise, "delta": 1e-4, **({"adaptive": adaptive} if adaptive else {})}
     algorithm, server, _ = pieces(options=options, clients={"per_domain": 2, "fraction": fraction}, rounds=3)
     for number in range(1, 4):
@@ -157,13 +156,12 @@ def test_the_spent_epsilon_is_that_of_other_accountants(noise, fraction, adaptiv
         opacus = RDPAccountant()
         opacus.history = [(noise, fraction, number)]
         mine = round.notes["privacy"]["client"]["epsilon"]
-        assert mine == pytest.approx(opacus.get_epsilon(1e-4), rel=1e-9)
         parts = [GaussianDpEvent(sum_noise(noise, 2.5)), GaussianDpEvent(5.0)] if adaptive else [GaussianDpEvent(noise)]
         event = PoissonSampledDpEvent(fraction, ComposedDpEvent(parts)) if fraction < 1 else ComposedDpEvent(parts)
-        theirs = RdpAccountant(WHOLE).compose(SelfComposedDpEvent(event, number)).get_epsilon(1e-4)
-        ledger = Ledger.from_values(server.values["client_level"]["ledger"])
-        assert whole(ledger).epsilon(1e-4) == pytest.approx(theirs, rel=1e-6)
-        assert mine <= theirs * (1 + 1e-6)  # more orders, so no higher
+        theirs = RdpAccountant().compose(SelfComposedDpEvent(event, number)).get_epsilon(1e-4)
+        larger = max(theirs, opacus.get_epsilon(1e-4))
+        assert mine == pytest.approx(larger, rel=1e-3)
+        assert mine >= larger * (1 - 1e-9)  # the two parts are one noise except for rounding
 
 
 def test_a_budget_lasts_for_the_planned_rounds_and_no_longer(tmp_path):

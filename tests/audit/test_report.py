@@ -57,6 +57,26 @@ def test_the_audit_of_a_run_is_written_as_json_and_as_a_page(run: Path, tmp_path
     assert "<script" not in page
 
 
+def test_a_run_with_privacy_is_attacked_beside_one_without(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("opacus", reason="the extra fedstill[privacy] is not installed")
+    tree = {
+        "rounds": 1,
+        "data": {"domains": [DIGITS], "limit": 80, "test_limit": 40},
+        "clients": {"per_domain": 2},
+        "model": {"name": "mlp"},
+        "algorithm": {"name": "fedavg"},
+        "local": {"steps": 1},
+        "privacy": {"sample": {"noise": 5.0}},
+    }
+    private = fedstill.run(tree, tmp_path / "private")
+    asked = ["audit", str(run), "--beside", str(private.folder), "--attacks", "membership", "--shadows", "0", "--samples", "20"]
+    told = CliRunner().invoke(app, [*asked, "--out", str(tmp_path / "out")])
+    assert told.exit_code == 0, told.output
+    models = [one["model"] for one in json.loads((tmp_path / "out" / "audit.json").read_text())["membership"]]
+    epsilon = private.summary["privacy"]["sample"]["epsilon"]
+    assert models == ["the final model of run (no privacy)", f"the final model of private (epsilon {epsilon:.3g} a sample)"]
+
+
 def test_an_older_run_has_items_without_sizes(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "old")
     lines = [json.loads(line) for line in (tmp_path / "old" / "history.jsonl").read_text().splitlines()]

@@ -164,6 +164,35 @@ def test_noised_sums_are_the_same_here_and_there(tmp_path):
     assert [line["privacy"] for line in there.history] == [line["privacy"] for line in here.history]
 
 
+def test_masked_votes_are_the_same_here_and_there(tmp_path):
+    pytest.importorskip("cryptography")
+    votes = {"sigma": 0.5, "sigma_threshold": 0.5, "threshold": 2.0}
+    setup = config("feddf", clients={"per_domain": 2}, privacy={"votes": votes, "secure": {}}, rounds=1)
+    options = {"distillation": {"steps": 4, "start": "previous"}, "line": False}
+    setup = setup.model_copy(update={"algorithm": {"name": "feddf", **options}})
+    here = run(setup, tmp_path / "here")
+    nodes = [{"partition-id": n, "num-partitions": 4} for n in range(4)]
+    there = over(LocalGrid(client_app(), nodes), setup, tmp_path / "there", nodes=4)
+    same(here.server.models["mlp"], there.server.models["mlp"])
+    assert here.history[0]["votes"] == there.history[0]["votes"]
+    assert here.history[0]["votes"]["answered"] > 0
+
+
+@pytest.mark.parametrize("name", ["moon", "dafkd"])
+def test_private_training_is_the_same_here_and_there(name, tmp_path):
+    """Steps, noise and ledgers, which the nodes keep in their private state."""
+    pytest.importorskip("opacus", reason="the extra fedstill[privacy] is not installed")
+    options = {"distillation": {"steps": 4}, "source": {"kind": "generator", "size": 32}} if name == "dafkd" else {}
+    setup = config(name, privacy={"sample": {"noise": 1.0, "epsilon": 50.0}})
+    setup = setup.model_copy(update={"algorithm": {**setup.algorithm, **options}})
+    here = run(setup, tmp_path / "here")
+    there = over(LocalGrid(client_app(), shares(1, 0)), setup, tmp_path / "there")
+    same(here.server.models["mlp"], there.server.models["mlp"])
+    epsilons = [line["privacy"]["sample"]["clients"] for line in there.history]
+    assert epsilons == [line["privacy"]["sample"]["clients"] for line in here.history]
+    assert all(0 < epsilons[0][client] < epsilon for client, epsilon in epsilons[-1].items())
+
+
 def test_a_server_with_test_data_uses_it(tmp_path):
     nodes = [{"data": source, "domain": source[9:]} for source in DOMAINS]
     setup = config("fedavg", data={"domains": ["embedded:rotated"]}, rounds=1)

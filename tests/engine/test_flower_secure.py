@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra fedstill[flower] is not installed")
 pytest.importorskip("psutil", reason="psutil is not installed")
+pytest.importorskip("opacus", reason="the extra fedstill[privacy] is not installed")
 
 import psutil
 
@@ -62,7 +63,8 @@ def test_an_unregistered_key_is_refused_and_sees_nothing(secure, pace):
 
 
 def test_a_killed_server_goes_on_from_its_checkpoint(secure, pace, tmp_path):
-    setup = config("moon", rounds=3)  # whose clients keep their last model between rounds
+    # clients keep their last model between rounds, and what they have spent
+    setup = config("moon", rounds=3, privacy={"sample": {"noise": 1.0}})
     app = write_app(tmp_path / "app", setup)
     out = tmp_path / "there"
     first = secure.submit(app, {"out": str(out), "nodes": 2}, name="killed")
@@ -77,6 +79,7 @@ def test_a_killed_server_goes_on_from_its_checkpoint(secure, pace, tmp_path):
     history = read_history(out / "history.jsonl")
     assert [line["round"] for line in history] == [1, 2, 3], secure.problem("resumed")
     here = run(setup, tmp_path / "here")
+    assert [line["privacy"] for line in history] == [line["privacy"] for line in here.history]
     assert history[-1]["accuracy"] == pytest.approx(here.summary["final_accuracy"])
     assert_equal(delivered(here.server).models["mlp"], weights(out))
 

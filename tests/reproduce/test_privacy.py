@@ -18,7 +18,7 @@ from fedstill.task import Task
 @pytest.mark.parametrize("row", privacy.SYSTEMS)
 def test_every_cell_is_a_valid_run(row: str) -> None:
     for epsilon in (3.0, None):
-        tree = laid_over(privacy.setting("tiny"), {"algorithm": privacy.SYSTEMS[row]})
+        tree = laid_over(privacy.setting("tiny", privacy.CLIENTS.get(row, 10)), {"algorithm": privacy.SYSTEMS[row]})
         made = create(Task(resolve(laid_over(tree, privacy.mechanism(row, epsilon, 3)))))
         assert made.name == privacy.SYSTEMS[row]["name"]
 
@@ -29,6 +29,13 @@ def test_budgets_are_divided_as_stated() -> None:
     assert 3 * gaussian_cost(1.0, reports["noise"]) == pytest.approx(0.2 * budget_cost(3.0, 1e-5), rel=1e-3)
     votes = Votes.model_validate(privacy.votes(3.0, 3)["privacy"]["votes"])
     assert Spent(100, 100).epsilon(votes) == pytest.approx(3.0)
+
+
+def test_a_noised_sum_of_many_clients_has_as_many(tmp_path: Path) -> None:
+    found = [privacy.setting("small", clients)["clients"]["per_domain"] for clients in privacy.CLIENTS.values()]
+    assert found == [10, 100, 1000]
+    assert privacy.mechanism("noised sum", 3.0, 3)["privacy"]["client"]["epsilon"] == 3.0
+    assert privacy.mechanism("noised sum", None, 3) == {}
 
 
 def test_the_study_runs(tmp_path: Path) -> None:

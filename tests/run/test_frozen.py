@@ -46,6 +46,20 @@ def test_kept_features_give_the_same_model_as_computing_them(tiny: Any, tmp_path
     assert kept.task.shape != computed.task.shape == (1, 16, 16)
 
 
+def test_private_training_above_kept_features(tiny: Any, tmp_path: Path) -> None:
+    """The trunk, with BatchNorm, is frozen and public; what is clipped and noised is the head. Keeping its outputs changes
+    neither the model nor what is spent."""
+    config = frozen(privacy={"sample": {"noise": 1.0}}, algorithm={"name": "fedprox"})
+    kept = run(tiny(**config), tmp_path / "kept")
+    computed = run(tiny(**{**config, "model": {**config["model"], "cache": False}}), tmp_path / "computed")
+    assert kept.task.kept_trunk is not None
+    assert computed.task.kept_trunk is None
+    for name, tensor in weights(kept).items():
+        assert torch.allclose(tensor.float(), weights(computed)[name].float(), atol=1e-5), name
+    assert kept.summary["privacy"] == computed.summary["privacy"]
+    assert kept.summary["privacy"]["sample"]["epsilon"] > 0
+
+
 def test_what_is_frozen_is_never_sent(tiny: Any, tmp_path: Path) -> None:
     config = {**frozen(), "algorithm": {"name": "fedavg"}}
     head = run(tiny(**config), tmp_path / "head")

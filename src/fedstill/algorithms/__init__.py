@@ -41,11 +41,14 @@ def create(task: Task) -> Algorithm:
         raise FedstillError(f"{kind.name} adapts to an unlabelled target domain: set data.target")
     if "generator" in kind.needs:
         check_generated(task, kind.name)
-    if task.config.privacy.secure is not None and not kind.sums_models:
+    voting = kind.name == "feddf" and task.config.privacy.votes is not None  # whose votes can be summed
+    if task.config.privacy.secure is not None and not kind.sums_models and not voting:
         summed = ", ".join(name for name, other in algorithms().items() if other.sums_models)
         raise FedstillError(
             f"privacy.secure shows the server only a sum of models, and {kind.name} needs more than that from each client: "
-            f"use {summed}" + (", or algorithm.secure = true" if kind.name == "dafkd" else "")
+            f"use {summed}"
+            + (", or algorithm.secure = true" if kind.name == "dafkd" else "")
+            + (", or add privacy.votes" if kind.name == "feddf" else "")
         )
     if task.config.privacy.client is not None and not kind.sums_models:
         summed = ", ".join(name for name, other in algorithms().items() if other.sums_models)

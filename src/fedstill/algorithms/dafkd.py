@@ -27,15 +27,15 @@ from fedstill.fusion.ensemble import Space, ensemble_table, summed_space
 from fedstill.fusion.generated import generator_quality
 from fedstill.fusion.merges import MergeName, by_examples, uniform, weighted_sum
 from fedstill.fusion.sources import Source
-from fedstill.fusion.sources.generator import check_generated, check_range, generator_for, shows_images
+from fedstill.fusion.sources.generator import check_generated, check_range, class_grid, generator_for, shows_images
 from fedstill.fusion.teacher import Teacher
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
+from fedstill.local.private import client_fit
 from fedstill.models.generator import Generator
 from fedstill.models.heads import HeadOnly
 from fedstill.models.network import Network
 from fedstill.task import Task
 from fedstill.training.batches import steps_an_epoch
-from fedstill.training.fit import fit
 from fedstill.training.options import Optimizer
 from fedstill.training.schedules import learning_rate
 
@@ -194,7 +194,7 @@ class DaFKD(FedDF[DaFKDOptions]):
         "weighting": "discriminator",
         "distillation": "weighted mean of probabilities, KL(teachers || student), SGD",
     }
-    private_items = ()  # a game with a generator
+    private_items = ("model", "generator", "discriminator", "shared_model", "shared_generator", "answers")
     Options = DaFKDOptions
 
     def __init__(self, task: Task, options: DaFKDOptions | None = None):
@@ -219,6 +219,8 @@ class DaFKD(FedDF[DaFKDOptions]):
             raise FedstillError("discriminator = 'shared' averages discriminators: it needs one architecture and secure = false")
         if chosen.source.generator is not None:
             raise FedstillError("dafkd draws from the generator that its clients trained: remove source.generator")
+        if chosen.adversarial.gradient_penalty and task.config.privacy.sample is not None:
+            raise FedstillError("privacy.sample cannot clip a gradient penalty: set algorithm.adversarial.gradient_penalty = 0")
         if chosen.secure:
             secure.check(self)
 
@@ -298,15 +300,16 @@ class DaFKD(FedDF[DaFKDOptions]):
             round=client.round,
             steps_per_epoch=steps_an_epoch(len(client.data), local, network),
             features=self.options.level == "features",
+            expected=min(local.batch_size, len(client.data)) if config.privacy.sample is not None else None,
         )
-        done = fit(  # lines 19 to 25
+        done = client_fit(  # lines 19 to 25
             network,
-            client.data,
+            client,
             local,
-            rng=client.rng("fit"),
             lr=learning_rate(local.optimizer.lr, local.schedule, client.round, config.rounds),
-            terms=[*self.terms(message, client), game.term],  # Eq. 9
+            terms=[*self.terms(message, client), *game.terms],  # Eq. 9
             parameters=game.trained(network),
+            beside=game.beside,
             after=game.answer,  # Eq. 3
         )
         client.memory = client.memory.with_parts(discriminator=discriminator.state())
@@ -389,10 +392,3 @@ class DaFKD(FedDF[DaFKDOptions]):
 def kinds(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Names, shapes and types."""
     return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
-
-
-def class_grid(generator: Generator, rng: torch.Generator, rows: int = 8) -> Tensor:
-    """``rows`` images of each class, in the order of a grid with one column per class."""
-    generator.eval()
-    with torch.no_grad():
-        return generator.sample(rows * generator.classes, rng, torch.arange(generator.classes).repeat(rows))[0]

@@ -17,6 +17,7 @@ from torch import nn
 from typing_extensions import TypeVar
 
 from fedstill.algorithm import Algorithm, Client, Options, Reply, Round, Server, algorithm
+from fedstill.algorithms import masked_votes, secure_average
 from fedstill.algorithms.moon import Contrastive, contrastive_terms
 from fedstill.algorithms.private_votes import check_votes, note_votes, private_votes
 from fedstill.core.errors import FedstillError
@@ -167,6 +168,8 @@ class FedDF(Algorithm[FedDFT]):
             raise FedstillError(f"{self.name} distils on unlabelled data: set data.server, data.target or data.holdout")
         check_source(self.options.source, task)
         check_votes(self)
+        masked_votes.check(self)
+        self.masked = masked_votes.is_masked(task)
         if self.report == "projection" and task.config.model.buffers == "local":
             raise FedstillError(
                 f"weighting = '{self.options.weighting}' compares features under one backbone, but model.buffers = 'local' gives "
@@ -192,6 +195,8 @@ class FedDF(Algorithm[FedDFT]):
 
     def instruct(self, server: Server, client: str, round: Round) -> Message:
         """The client's own prototype, or the public model and its name."""
+        if self.masked:
+            return masked_votes.instruct(self, server, client, round)
         if not self.personal:
             return super().instruct(server, client, round)
         return Message.of(model=server.models[self.task.networks.student], prototype=self.task.networks.student)
@@ -220,12 +225,22 @@ class FedDF(Algorithm[FedDFT]):
             terms.extend(contrastive_terms(message, client, self.options.contrastive.mu, self.options.contrastive.temperature))
         return terms
 
+    def phases(self, round: int) -> Sequence[str]:
+        """One exchange; four if votes go through a secure sum."""
+        return secure_average.PHASES if self.masked else super().phases(round)
+
+    def required(self, phase: str) -> Sequence[str]:
+        """The model; none if votes go through a secure sum."""
+        return secure_average.required(phase) if self.masked else super().required(phase)
+
     def sent(self) -> Sequence[str]:
         """The model, and the reports that the weighting and the source need."""
         return (*super().sent(), *([self.report] if self.report is not None else []), *self.described)
 
     def train(self, message: Message, client: Client, phase: str = "train") -> Message:
         """Local training, and the reports that the weighting and the source need."""
+        if self.masked:
+            return masked_votes.train(self, message, client, phase, self.terms(message, client))
         early = self.reported(message, client, late=False)
         early |= {name: make_report(name, message, client, self.options.source.options or {}) for name in self.described}
         reply = self.update(message, client)
@@ -241,6 +256,8 @@ class FedDF(Algorithm[FedDFT]):
 
     def screen(self, server: Server, client: str, message: Message) -> str | None:
         """A reply without a usable report is dropped."""
+        if self.masked:
+            return masked_votes.fault(self, server, client, message)
         if "statistics" in self.described:
             problem = reply_fault(self.task, client, message.group("statistics"))
             if problem is not None:
@@ -254,6 +271,8 @@ class FedDF(Algorithm[FedDFT]):
 
     def fuse(self, server: Server, replies: Sequence[Reply], round: Round) -> Server:
         """Average each prototype over its own clients, then distil each from all received models."""
+        if self.masked:
+            return masked_votes.fuse(self, server, replies, round)
         return self.fused(server, self.trusted(replies, round), round)
 
     def trusted(self, replies: Sequence[Reply], round: Round) -> Sequence[Reply]:
@@ -287,7 +306,7 @@ class FedDF(Algorithm[FedDFT]):
         )
         values = server.values if not isinstance(weighting, PrivateVotes) else note_votes(self, weighting, server, round)
         if not self.personal:  # a public structure is not an average of clients
-            round.offer(merged, models, held)
+            round.offer(merged, models, held, view=self.view)
         return Server({**merged, **models}, server.parts, values)
 
     @property

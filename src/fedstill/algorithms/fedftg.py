@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fedstill.algorithm import Reply, Round, Server, algorithm
 from fedstill.algorithms.counting import Counting
-from fedstill.algorithms.dafkd import GeneratorPart, class_grid
+from fedstill.algorithms.dafkd import GeneratorPart
 from fedstill.algorithms.fedavg import FedAvgOptions
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State, clone
@@ -26,7 +26,7 @@ from fedstill.fusion.distillation.divergence import divergence
 from fedstill.fusion.distillation.diversity import diversity_loss
 from fedstill.fusion.distillation.transfer import note_merged
 from fedstill.fusion.line import Line
-from fedstill.fusion.sources.generator import check_range, generator_for, shows_images
+from fedstill.fusion.sources.generator import check_range, class_grid, generator_for, shows_images
 from fedstill.fusion.teacher import Teacher, teachers_of
 from fedstill.fusion.weightings.counts import ClassWeights, class_weights, weighed
 from fedstill.models.generator import Generator

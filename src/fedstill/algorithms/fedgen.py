@@ -27,7 +27,7 @@ from fedstill.fusion.teacher import teachers_of
 from fedstill.fusion.weightings.counts import ClassWeights, class_weights, weighed
 from fedstill.models.generator import Generator
 from fedstill.task import Task
-from fedstill.training.fit import Batch, Term
+from fedstill.training.fit import Batch, DataFree, PerSample, Term
 from fedstill.training.optimizers import make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.options import Optimizer
 
@@ -113,7 +113,6 @@ class FedGen(Counting[FedGenOptions]):
         "weighting": "class counts",
     }
     requires = ("model", "counts")
-    private_items = ()  # generated features accompany each batch
     Options = FedGenOptions
 
     def __init__(self, task: Task, options: FedGenOptions | None = None):
@@ -133,31 +132,38 @@ class FedGen(Counting[FedGenOptions]):
     # -- the client --------------------------------------------------------------------------------------------------------
 
     def terms(self, message: Message, client: Client) -> Sequence[Term]:
-        """A term on generated features with known labels, from the second round on (before that, the generator is untrained)."""
+        """Terms on generated features with known labels, from the second round on (before that, the generator is untrained)."""
         if client.round == 1:
             return super().terms(message, client)
         generator = self.generator(message.group("generator")).eval()
-        fade = self.options.term_decay ** (client.round - 1)
-        return (*super().terms(message, client), self.generated_term(generator, fade))
+        fade, sample = self.options.term_decay ** (client.round - 1), self.task.config.privacy.sample
+        expected = min(self.local.batch_size, len(client.data)) if sample is not None else None
+        return (*super().terms(message, client), *self.generated_terms(generator, fade, expected))
 
-    def generated_term(self, generator: Generator, fade: float) -> Term:
+    def generated_terms(self, generator: Generator, fade: float, expected: int | None) -> Sequence[Term]:
         """``a_t CE(h(G(y')), y') + b_t KL( softmax h(G(y)) || h(x) )``, where y' is uniform and y are the batch's labels. The
-        first part trains h alone; the target of the second is constant."""
+        first part trains h alone; the target of the second is constant. With DP-SGD, where ``expected`` is the expected size of a
+        batch, they are two terms: the first uses no sample, the second is a mean over the samples."""
         options = self.options
 
-        def term(batch: Batch) -> Tensor:
+        def generative(batch: Batch) -> Tensor:
             with torch.no_grad():
                 made, labels = generator.sample(options.generated_batch, batch.rng)
-                same, _ = generator.sample(len(batch.y), batch.rng, batch.y)
-                target = F.log_softmax(batch.network.head(same), dim=1)
             assert labels is not None
             # the authors' code divides the sum over the generated batch by the size of the real one
-            scale = options.generated_batch / len(batch.x)
-            generative = scale * F.cross_entropy(batch.network.head(made), labels)
-            latent = F.kl_div(F.log_softmax(batch.logits, dim=1), target, reduction="batchmean", log_target=True)
-            return fade * (options.generative * generative + options.latent * latent)
+            scale = options.generated_batch / (expected or len(batch.x))
+            return options.generative * (scale * F.cross_entropy(batch.network.head(made), labels))
 
-        return term
+        def latent(batch: Batch) -> Tensor:
+            with torch.no_grad():
+                same, _ = generator.sample(len(batch.y), batch.rng, batch.y)
+                target = F.log_softmax(batch.network.head(same), dim=1)
+            apart = F.kl_div(F.log_softmax(batch.logits, dim=1), target, reduction="batchmean", log_target=True)
+            return options.latent * apart
+
+        if expected is None:
+            return (lambda batch: fade * (generative(batch) + latent(batch)),)
+        return DataFree(lambda batch: fade * generative(batch)), PerSample(lambda batch: fade * latent(batch))
 
     # -- the server --------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import torch
 
 from fedstill.algorithm import Reply, Round, Server
 from fedstill.config.client_level import ClientLevel
-from fedstill.core.accounting import Ledger, exceeds, need_privacy, noise_for
+from fedstill.core.accounting import Ledger, exceeds, noise_for
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.core.streams import secret_stream
@@ -88,8 +88,6 @@ def check(task: Task, merge: str, unbounded: str | None) -> None:
 def start(task: Task) -> dict[str, Any]:
     """The server's first values: the noise of all rounds, the norm of the first, an empty ledger."""
     options, rate = settings(task), task.config.clients.fraction
-    if rate < 1:
-        need_privacy("privacy.client with clients.fraction below 1")
     noise = options.noise
     if noise is None:
         assert options.epsilon is not None

@@ -31,6 +31,8 @@ RISKS = {
     "predictions": "membership of a public sample can be tested; which labels the site holds",
     "answers": "a masked sum: nothing but the sum over the clients",
     "masked": "a masked model: nothing but the sum over the clients",
+    "shared_model": "a masked model: nothing but the sum over the clients",
+    "shared_generator": "a masked generator: nothing but the sum over the clients",
     "program": "code, which runs when someone opens it; the same as weights",
     "samples": "how many samples the site has",
     "loss": "how well the model fits the site's data, as one mean",
@@ -135,7 +137,10 @@ def privacy_words(config: Mapping[str, Any], summary: Mapping[str, Any] | None =
         stated = f"epsilon {epsilon:.3g}" if isinstance(epsilon, int | float) else "an epsilon that is not recorded yet"
         covers = told_votes.get("covers", "epsilon does not cover what the server received")
         lines.append(f"votes are noised before a student learns from them: {stated}; {covers}")
-    if isinstance(table.get("secure"), Mapping):
+    if isinstance(table.get("secure"), Mapping) and isinstance(table.get("votes"), Mapping):
+        private = True
+        lines.append("secure sums: the server saw the noised sum of the votes, not single ones")
+    elif isinstance(table.get("secure"), Mapping):
         lines.append("secure sums: the server saw the sum over the clients, not single models; this is no differential privacy")
     if not lines:
         lines = ["not private: no privacy is set, and nothing limits what is learned from what was sent"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.files import atomic_write, to_json
 from fedstill.report.runs import load_run
 from fedstill.report.shell import page_shell, row
+from fedstill.run.budgets import said_epsilon
 
 __all__ = ["Audit", "Tested", "audit", "write_audit"]
 
@@ -67,6 +68,7 @@ def audit(
     *,
     data: str | None = None,
     held_out: str | None = None,
+    beside: Sequence[str | Path] = (),
     attacks: Sequence[str] = ("membership", "inversion"),
     samples: int = 500,
     shadows: int = 4,
@@ -77,7 +79,11 @@ def audit(
     trust_code: bool = False,
     progress: Progress = lambda what, done, of: None,
 ) -> Audit:
-    """Audit a run's folder or a bundle. A run's own data is used for the attacks; a bundle's are made only with ``data``."""
+    """Audit a run's folder or a bundle. A run's own data is used for the attacks; a bundle's are made only with ``data``.
+
+    ``beside`` are other runs, such as the same with differential privacy: the attacks on their final models are in the same table
+    and picture.
+    """
     path = Path(path)
     if not path.exists():
         raise FedstillError(f"no such run or bundle: {path}")
@@ -99,9 +105,12 @@ def audit(
         if attacks:
             try:
                 subjects = run_subjects(path, epochs, trust_code)
+                subjects = [_told(one, path) for one in subjects] if beside else subjects
             except FedstillError as error:
                 notes.append(f"no attacks: {first_line(error)}")
     else:
+        if beside:
+            raise FedstillError("--beside compares runs, and a bundle is none")
         bundle = read_bundle(path)
         private, words, items = False, bundle_privacy(), bundle_items(bundle)
         if attacks and data is not None:
@@ -111,9 +120,10 @@ def audit(
         else:
             notes.append("no attacks: give the samples that the model was trained on (--data) and others (--held-out)")
     tested, inverted = [], []
+    if "membership" in attacks:
+        others = [_told(run_subjects(Path(other), epochs, trust_code)[-1], Path(other)) for other in beside]
+        tested = [_tested(subject, samples, shadows, seed, progress) for subject in [*subjects, *others]]
     for subject in subjects:
-        if "membership" in attacks:
-            tested.append(_tested(subject, samples, shadows, seed, progress))
         if "inversion" in attacks:
             found = invert(subject.name, subject.network, subject.members, batch=batch, seed=seed, progress=progress)
             if isinstance(found, str):
@@ -121,6 +131,14 @@ def audit(
             else:
                 inverted.append(found)
     return Audit(path.resolve().name, private, words, items, tested, inverted, notes)
+
+
+def _told(subject: Subject, folder: Path) -> Subject:
+    """The subject under a name that says of which run it is, and what that has spent."""
+    spent = (load_run(folder).summary or {}).get("privacy") or {}
+    units = {kind: "client" if kind == "client" else "sample" for kind in spent}
+    told = [f"epsilon {said:.3g} a {units[kind]}" for kind, entry in spent.items() if (said := said_epsilon(entry)) is not None]
+    return replace(subject, name=f"{subject.name} of {folder.resolve().name} ({', '.join(told) or 'no privacy'})")
 
 
 def _tested(subject: Subject, most: int, shadows: int, seed: int, progress: Progress) -> Tested:

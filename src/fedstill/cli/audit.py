@@ -30,6 +30,10 @@ def audit(
         str | None, typer.Option(help="A bundle's own training images, e.g. site_a#train. A run's are in its configuration.")
     ] = None,
     held_out: Annotated[str | None, typer.Option(help="Images that the bundle's model was not trained on.")] = None,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="Another run to attack, such as the same with privacy; can be repeated."),
+    ] = None,
     samples: Annotated[int, typer.Option(min=10, help="The largest number of members, and of others.")] = 500,
     shadows: Annotated[int, typer.Option(min=0, help="Shadow models of the likelihood-ratio attack, an even number.")] = 4,
     epochs: Annotated[
@@ -64,6 +68,7 @@ def audit(
             path,
             data=data,
             held_out=held_out,
+            beside=list(beside or []),
             attacks=asked,
             samples=samples,
             shadows=shadows,

@@ -18,7 +18,8 @@ class Votes(Part):
     """Standard deviation of the noise on every class's votes, whose largest is the answer (sigma_2)."""
 
     sigma_threshold: Annotated[float, Field(gt=0)]
-    """Standard deviation of the noise on the number of votes for the leading class, which decides whether to answer (sigma_1)."""
+    """Standard deviation of the noise on the number of votes for the leading class, which decides whether to answer (sigma_1).
+    Not used with ``privacy.secure``, where one noised histogram serves both."""
 
     threshold: Annotated[float, Field(ge=0)]
     """The noised number of votes T that the leading class needs for an answer."""

@@ -32,7 +32,8 @@ def client_turn(algorithm: Algorithm, client: str, round: int, phase: str, messa
     task = algorithm.task
     later = phase != algorithm.phases(round)[0]  # later phases continue from the state of earlier ones
     before = memory.read(client, round + 1 if later else round)
-    person = Client.of(task, client, round, before, held_share(algorithm, round))
+    own = before.without(LEDGER)  # a system has no part in the ledger, whose unused orders are infinite
+    person = Client.of(task, client, round, own, held_share(algorithm, round))
     spent = person.ledger = Ledger.from_state(before.group(LEDGER))
     message = received(algorithm, message, before, phase)
     with seeded(task.seed, "train", client, round, phase, device=task.device):
@@ -40,11 +41,9 @@ def client_turn(algorithm: Algorithm, client: str, round: int, phase: str, messa
     if keeps_buffers(algorithm, phase):
         reply, kept = without_buffers(reply, person.network)
         person.memory = person.memory.with_parts(**{BUFFERS: kept})
-    after = person.memory if not_finite(person.memory.without(LEDGER)) is None else before  # NaN would stay broken forever
-    if person.ledger != spent or (after is not before and person.ledger != Ledger()):  # what was spent is never forgotten
-        after = after.with_parts(**{LEDGER: person.ledger.state()})
-    if after is not before:
-        memory.write(client, round, after)
+    after = person.memory if not_finite(person.memory) is None else own  # NaN would stay broken forever
+    if after is not own or person.ledger != spent:  # what was spent is never forgotten
+        memory.write(client, round, after.with_parts(**{LEDGER: person.ledger.state()}) if person.ledger != Ledger() else after)
     reply = with_spent(person, released(algorithm, person, reply, spent))
     reply = poisoned_reply(algorithm, person, message, reply)
     return packed(reply, person.network) if "model" in algorithm.required(phase) else reply

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,13 +47,20 @@ def right_answers(network: Network, states: Iterable[State], samples: Samples) -
     return torch.tensor(found)
 
 
-def agreements(network: Network, states: Iterable[State], samples: Samples, targets: Tensor) -> list[float]:
+def agreements(
+    network: Network,
+    states: Iterable[State],
+    samples: Samples,
+    targets: Tensor,
+    view: Callable[[Network], Network] | None = None,
+) -> list[float]:
     """How well each candidate agrees with the ensemble on samples that the student did not learn from: ``exp(-KL)``, which is 1
-    for equal predictions. It cannot measure what the pool does not show."""
-    found = []
+    for equal predictions. It cannot measure what the pool does not show. ``view`` is the part of the network that takes the
+    samples, if they are features."""
+    found, seen = [], view(network) if view is not None else network
     for state in states:
         network.load_state_dict(state)
-        found.append(math.exp(-float(divergence(predict_logits(network, samples), targets))))
+        found.append(math.exp(-float(divergence(predict_logits(seen, samples), targets))))
     return found
 
 

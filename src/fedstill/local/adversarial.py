@@ -21,7 +21,7 @@ from fedstill.core.options import Part, Positive
 from fedstill.models.generator import Generator
 from fedstill.models.network import Network
 from fedstill.models.statistics import BatchNorm, freeze_statistics
-from fedstill.training.fit import Batch
+from fedstill.training.fit import Batch, Beside, DataFree, PerSample, Term
 from fedstill.training.optimizers import make_optimizer
 from fedstill.training.options import Optimizer
 
@@ -199,6 +199,10 @@ class Game:
 
     :meth:`term` is the discriminator's part of the joint loss (Eq. 9), :meth:`generator_step` the generator's answer (Eq. 3).
     With ``features`` the generator makes features of the layer before the head instead of samples (Appendix A).
+
+    If the client trains by DP-SGD, ``expected`` is the expected size of a batch, which is public. Then :attr:`terms` are two: the
+    real half of Eq. 2, clipped with each sample's loss, and the generated half, which uses no sample of the client, on batches of
+    ``expected``. The generator sees only the discriminator, and its labels are uniform.
     """
 
     def __init__(
@@ -210,12 +214,14 @@ class Game:
         round: int,
         steps_per_epoch: int,
         features: bool = False,
+        expected: int | None = None,
     ):
         self.discriminator, self.generator, self.options, self.features = discriminator, generator, options, features
         self.optimizer = make_optimizer(options.generator_optimizer, list(generator.parameters()))
         self.own: torch.optim.Optimizer | None = None
         if options.discriminator_optimizer is not None:
             self.own = make_optimizer(options.discriminator_optimizer, list(discriminator.parameters()))
+        self.expected = expected
         self.round, self.last = round, options.epochs * steps_per_epoch if options.epochs else None
         generator.train()
 
@@ -233,13 +239,14 @@ class Game:
         return self.made(*self.drawn(batch))
 
     def drawn(self, batch: Batch, mine: bool = False, pairs: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Noise, and the labels of a conditional generator: uniform, or those of the batch if ``mine``. At least two, since the
-        generator's BatchNorm cannot learn from one. ``pairs`` gives both halves the same labels."""
-        n = max(2, len(batch.x))
+        """Noise, and the labels of a conditional generator: uniform, or those of the batch if ``mine`` and training is not
+        private. At least two, since the generator's BatchNorm cannot learn from one. ``pairs`` gives both halves the same labels.
+        """
+        n = max(2, len(batch.x) if self.expected is None else self.expected)
         noise = self.generator.draw(n, batch.rng)
         if not self.generator.conditional:
             return noise, None
-        if mine:
+        if mine and self.expected is None:
             labels = batch.y.repeat(n)[:n]
         else:
             labels = torch.randint(self.generator.classes, (n,), generator=batch.rng, device=batch.rng.device).to(noise.device)
@@ -281,6 +288,27 @@ class Game:
         logits: Tensor = self.discriminator(batch.x, scaled_gradient(batch.features, self.options.shared_gradient))
         return logits
 
+    @property
+    def terms(self) -> list[Term]:
+        """The discriminator's part of the joint loss; in two if gradients are clipped sample by sample."""
+        return [self.term] if self.expected is None else [PerSample(self.real_term), DataFree(self.generated_term)]
+
+    def real_term(self, batch: Batch) -> Tensor:
+        """The half of Eq. 2 on real samples, where real and generated ones are equally many: a mean over the batch."""
+        if not self.discriminator_learns(batch.step):
+            return batch.x.new_zeros(())
+        return self.options.weight / 2 * F.softplus(-self.real(batch)).mean()
+
+    def generated_term(self, batch: Batch) -> Tensor:
+        """The other half of Eq. 2, which uses no real sample."""
+        if not self.discriminator_learns(batch.step):
+            return batch.x.new_zeros(())
+        with torch.no_grad():
+            generated = self.generate(batch)
+        return (
+            self.options.weight / 2 * F.softplus(self.discriminate(generated, batch.network, self.options.shared_gradient)).mean()
+        )
+
     def term(self, batch: Batch) -> Tensor:
         """Line 22: Eq. 2 on the batch and as many generated samples, weighed as in Eq. 9."""
         if not self.discriminator_learns(batch.step):
@@ -299,6 +327,11 @@ class Game:
     def trained(self, network: Network) -> list[nn.Parameter]:
         """What the joint loss trains: the classifier, and the discriminator unless it has an optimiser of its own."""
         return [*network.parameters(), *(self.discriminator.parameters() if self.own is None else ())]
+
+    @property
+    def beside(self) -> Beside:
+        """The discriminator, as :func:`~fedstill.training.fit.fit` needs to know it."""
+        return Beside(self.discriminator, self.discriminator_learns)
 
     def answer(self, batch: Batch) -> None:
         """What follows a step of the joint loss: the discriminator's step, if its optimiser is its own, and the generator's."""

@@ -165,7 +165,7 @@ def _scores(
             right = right_answers(task.networks.get(name, "student"), _candidates(ends, line), data)
             found[name] = (right.double() / len(data)).tolist()
         elif ends.held is not None:
-            found[name] = agreements(task.networks.get(name, "student"), _candidates(ends, line), *ends.held)
+            found[name] = agreements(task.networks.get(name, "student"), _candidates(ends, line), *ends.held, view=ends.view)
     return found
 
 

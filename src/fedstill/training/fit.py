@@ -18,9 +18,9 @@ from fedstill.models.trunk import Top
 from fedstill.training.batches import batches, smallest_batch, steps_an_epoch
 from fedstill.training.optimizers import by_depth, make_optimizer, optimizer_state, restore_optimizer
 from fedstill.training.options import Local
-from fedstill.training.private import DPSGD, check_sums, poisson_batches, privatise, sampling_rate, with_sample_gradients
+from fedstill.training.private import DPSGD, check_sums, forget, poisson_batches, privatise, sampling_rate, with_sample_gradients
 
-__all__ = ["Batch", "DataFree", "Fit", "PerSample", "Term", "fit", "steps_of", "varied"]
+__all__ = ["Batch", "Beside", "DataFree", "Fit", "PerSample", "Term", "fit", "steps_of", "varied"]
 
 
 @dataclass
@@ -60,6 +60,19 @@ class PerSample:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """A module that terms of the objective train beside the network on the same batches: a discriminator. With DP-SGD it counts
+    as a part of the network, in the steps in which it learns, whichever optimiser it has."""
+
+    module: nn.Module
+    learns: Callable[[int], bool]
+
+    def parameters(self, step: int) -> list[nn.Parameter]:
+        """What learns in this step."""
+        return list(self.module.parameters()) if self.learns(step) else []
+
+
+@dataclass(frozen=True)
 class Fit:
     """The outcome of training."""
 
@@ -79,6 +92,7 @@ def fit(
     parameters: Sequence[nn.Parameter] | None = None,
     base_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     after: Callable[[Batch], None] | None = None,
+    beside: Beside | None = None,
     memory: Mapping[str, Tensor] | None = None,
     private: DPSGD | None = None,
 ) -> Fit:
@@ -87,7 +101,8 @@ def fit(
     ``parameters`` are those trained (by default all of the network's); ``after`` is called after each step, for an opponent's
     turn. A last batch of one sample is skipped if the network has batch statistics, which one sample cannot give. If a ``memory``
     is given, even an empty one, the optimiser continues from it, and its final state (:func:`optimizer_state`) is in the result.
-    With ``private``, gradients are clipped sample by sample and noised (:mod:`fedstill.training.private`), on Poisson batches.
+    With ``private``, gradients are clipped sample by sample and noised (:mod:`fedstill.training.private`), on Poisson batches,
+    for the network and what learns ``beside`` it; ``after`` then gets an empty batch, so that an opponent learns from no sample.
     """
     network.train()
     chosen = list(parameters) if parameters is not None else [p for p in network.parameters() if p.requires_grad]
@@ -111,11 +126,12 @@ def fit(
         indices = batches(len(data), local.batch_size, rng, epochs=epochs, steps=steps, drop_last=drop_last, least=least)
         free: list[Term] = []
     else:
-        check_terms(terms, base_loss, after)
+        check_terms(terms, base_loss)
         indices = poisson_batches(len(data), local.batch_size, steps_of(len(data), local, network), private.rng)
         free, terms = [t for t in terms if isinstance(t, DataFree)], [t for t in terms if isinstance(t, PerSample)]
     expected = sampling_rate(len(data), local.batch_size) * len(data)
-    with with_sample_gradients(network) if private is not None else nullcontext() as pause:
+    watched = network if beside is None else nn.ModuleList([network, beside.module])
+    with with_sample_gradients(watched) if private is not None else nullcontext() as pause:
         for index in indices:
             if device.type != "cpu":
                 index = index.to(device)
@@ -135,18 +151,22 @@ def fit(
                     loss = base_loss(network(x), y)
                 loss.backward()
                 if private is not None and not losses:
-                    check_sums([(name, p) for name, p in network.named_parameters() if p.requires_grad])
+                    check_sums([(name, p) for name, p in watched.named_parameters() if p.requires_grad], len(index))
                 losses.append(loss.detach())
             if private is not None and pause is not None:
+                batch = no_samples(network, step, rng)
+                learning = trained_in(step, chosen, beside)
                 with pause():
-                    extra = free_gradients(network, chosen, free, step, rng)
-                privatise(chosen, private, expected, extra)
+                    extra = free_gradients(batch, learning, free)
+                privatise(learning, private, expected, extra)
+                forget(watched)
             if local.clip is not None:
                 nn.utils.clip_grad_norm_(chosen, local.clip)
             optimizer.step()
             if after is not None:
                 assert batch is not None
-                after(batch)
+                with pause() if private is not None and pause is not None else nullcontext():
+                    after(batch)
             step += 1
     if not step:
         raise FedstillError(
@@ -166,24 +186,32 @@ def steps_of(samples: int, local: Local, network: nn.Module) -> int:
     return local.steps if local.steps is not None else local.epochs * steps_an_epoch(samples, local, network)
 
 
-def check_terms(terms: Sequence[Term], base_loss: Callable[..., Tensor], after: object) -> None:
+def check_terms(terms: Sequence[Term], base_loss: Callable[..., Tensor]) -> None:
     """Refuse an objective that is not a sum over samples, whose gradients cannot be clipped one by one."""
-    if after is not None or not all(isinstance(term, DataFree | PerSample) for term in terms):
+    if not all(isinstance(term, DataFree | PerSample) for term in terms):
         raise FedstillError("privacy.sample clips the gradient of each sample, but a term of this objective couples samples")
     if base_loss is not F.cross_entropy:
         raise FedstillError("privacy.sample is for cross-entropy, but this system minimises another loss")
 
 
-def free_gradients(
-    network: Network, parameters: Sequence[nn.Parameter], terms: Sequence[Term], step: int, rng: torch.Generator
-) -> list[Tensor | None] | None:
-    """The gradient of terms that use no sample: they get an empty batch."""
-    if not terms:
-        return None
+def trained_in(step: int, parameters: Sequence[nn.Parameter], beside: Beside | None) -> list[nn.Parameter]:
+    """What learns in a step: the network's ``parameters``, and those of the module beside it unless it rests."""
+    if beside is None:
+        return [p for p in parameters if p.requires_grad]
+    other = {id(p) for p in beside.module.parameters()}
+    return [p for p in [*(p for p in parameters if id(p) not in other), *beside.parameters(step)] if p.requires_grad]
+
+
+def no_samples(network: Network, step: int, rng: torch.Generator) -> Batch:
+    """What terms and opponents see that may use no sample of the client."""
     empty = torch.empty(0, device=next(network.parameters()).device)
-    batch = Batch(network, empty, empty, empty, empty, step, rng)
-    total = torch.stack([term(batch) for term in terms]).sum()
-    return list(torch.autograd.grad(total, list(parameters), allow_unused=True))
+    return Batch(network, empty, empty, empty, empty, step, rng)
+
+
+def free_gradients(batch: Batch, parameters: Sequence[nn.Parameter], terms: Sequence[Term]) -> list[Tensor | None] | None:
+    """The gradient of terms that use no sample; None if there is none."""
+    total = torch.stack([term(batch) for term in terms]).sum() if terms else batch.x.sum()
+    return list(torch.autograd.grad(total, list(parameters), allow_unused=True)) if total.requires_grad else None
 
 
 def varied(network: Network, data: Samples, index: Tensor, local: Local, rng: torch.Generator) -> Tensor:

@@ -34,6 +34,7 @@ __all__ = [
     "Pause",
     "check_network",
     "check_sums",
+    "forget",
     "poisson_batches",
     "privatise",
     "sampling_rate",
@@ -229,6 +230,11 @@ def privatise(
         extra = free[place] if free is not None else None
         if extra is not None:
             parameter.grad += extra
+
+
+def forget(network: nn.Module) -> None:
+    """Drop all gradients by sample, so that the next batch's are not added to them."""
+    for parameter in network.parameters():
         parameter.grad_sample = None  # type: ignore[attr-defined]
 
 
@@ -254,8 +260,9 @@ def _finite_and_clipped(found: list[BySample | None], most: float) -> tuple[list
     return found, most / squares.sqrt().clamp(min=most)
 
 
-def check_sums(named: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """Refuse a network whose gradients by sample do not add up to its gradient: a layer that Opacus does not cover."""
+def check_sums(named: Sequence[tuple[str, nn.Parameter]], samples: int) -> None:
+    """Refuse a network whose gradients by sample do not add up to its gradient, a layer that Opacus does not cover, and one that
+    makes more or fewer rows of the ``samples``, whose gradients would be taken for those of samples."""
     for name, parameter in named:
         if parameter.grad is None:
             continue
@@ -263,6 +270,8 @@ def check_sums(named: Sequence[tuple[str, nn.Parameter]]) -> None:
         mean = torch.zeros_like(parameter.grad)
         if found is not None:
             each = found.squares()
+            if len(each) != samples:
+                raise FedstillError(f"privacy.sample: '{name}' sees {len(each)} rows of {samples} samples, and cannot be clipped")
             mean = found.summed(torch.full_like(each, 1 / len(each)))
         gap, size = (mean - parameter.grad).norm(), parameter.grad.norm()
         if not bool(gap <= 1e-3 * size + 1e-5) and bool(torch.isfinite(size)):
@@ -281,7 +290,7 @@ def check_network(network: Network, name: str, example: Tensor) -> None:
         with with_sample_gradients(network):
             x = network.normalise(example.to(next(network.parameters()).device))
             network(x).square().sum(1).mean().backward()
-            check_sums([(key, p) for key, p in network.named_parameters() if p.requires_grad])
+            check_sums([(key, p) for key, p in network.named_parameters() if p.requires_grad], len(x))
     except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
         if "random operation" in str(error):
             raise FedstillError(

@@ -24,6 +24,7 @@ __all__ = [
     "Frozen",
     "check_generated",
     "check_range",
+    "class_grid",
     "from_generator",
     "frozen_generator",
     "generator_for",
@@ -61,6 +62,13 @@ def from_generator(generator: nn.Module, size: int, rng: torch.Generator, batch_
     with torch.no_grad():
         parts = [generator.sample(min(batch_size, size - i), rng)[0] for i in range(0, size, batch_size)]  # type: ignore[operator]
     return Samples(torch.cat(parts))
+
+
+def class_grid(generator: Generator, rng: torch.Generator, rows: int = 8) -> Tensor:
+    """``rows`` images of each class, in the order of a grid with one column per class."""
+    generator.eval()
+    with torch.no_grad():
+        return generator.sample(rows * generator.classes, rng, torch.arange(generator.classes).repeat(rows))[0]
 
 
 def generator_for(

@@ -22,7 +22,8 @@ def check_reports(algorithm: Algorithm) -> None:
     reports, sample = config.privacy.reports, config.privacy.sample
     if reports is None:
         return
-    sent = [item for item in algorithm.sent() if item not in WEIGHTS]
+    trained = algorithm.private_items if sample is not None else ()  # by DP-SGD
+    sent = [item for item in algorithm.sent() if item not in WEIGHTS and (item in COVERED or item not in trained)]
     other = next((item for item in sent if item not in COVERED), None)
     if other is not None or not sent:
         found = f"'{other}' of {algorithm.name} is none of them" if other else f"{algorithm.name} sends none of them"
