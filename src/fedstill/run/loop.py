@@ -20,6 +20,7 @@ from fedstill.core.files import atomic_write, to_json
 from fedstill.core.streams import numpy_stream, seeded
 from fedstill.engine.exchange import EVALUATE, Engine, Outcome
 from fedstill.engine.inprocess import InProcess
+from fedstill.engine.prepared import prepare
 from fedstill.run import history as records
 from fedstill.run.budgets import client_budgets, said_epsilon
 from fedstill.run.checkpoint import save_checkpoint
@@ -74,6 +75,8 @@ def run(config: Config, out: Path, *, resume: bool = False, listeners: Sequence[
 
 
 def _run_here(config: Config, out: Path, resume: bool, listeners: Sequence[Listener]) -> Result:
+    if config.engine.workers:
+        prepare(config.engine.threads)  # it imports while the data is read
     with threads(config.engine.threads):
         task = Task(config)
         task.progress = Listeners(listeners).progress
