@@ -10,7 +10,7 @@ import pytest
 from fedstill.algorithms import algorithms
 from fedstill.cli.reference import reference
 from fedstill.config.tables import Config
-from fedstill.core.options import table_in
+from fedstill.core.options import descriptions, table_in
 from fedstill.fusion.weightings import options_kind, weightings
 from fedstill.run.configuration import resolve
 
@@ -62,7 +62,7 @@ def test_every_option_is_described_where_it_stands():
     found = set().union(*map(tables, roots))
     assert len(found) > 30, "tables are no longer found"
     missing = [
-        f"{kind.__module__}.{kind.__name__}.{n}" for kind in found for n, f in kind.model_fields.items() if not f.description
+        f"{kind.__module__}.{kind.__name__}.{n}" for kind in found for n in kind.model_fields if not descriptions(kind).get(n)
     ]
     assert not missing, f"no string below: {', '.join(sorted(missing))}"
 

@@ -22,6 +22,7 @@ from fedstill.bundles.fuse.options import FuseKeywords
 from fedstill.bundles.pack import pack
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import clone
+from fedstill.core.options import descriptions
 from fedstill.data.samples import Samples
 from fedstill.models.predict import accuracy
 from fedstill.report.runs import load_run
@@ -174,10 +175,10 @@ def test_an_untrained_student_learns_its_statistics_unless_told(given: dict, nor
 
 
 def test_every_option_can_be_written_and_is_explained() -> None:
-    fields = FuseOptions.model_fields
-    assert set(FuseKeywords.__annotations__) == set(fields)
-    for name, option in fields.items():
-        assert option.description, name
+    meanings = descriptions(FuseOptions)
+    assert set(FuseKeywords.__annotations__) == set(FuseOptions.model_fields)
+    for name in FuseOptions.model_fields:
+        assert meanings[name], name
         assert f"    {name}" in (fuse.__doc__ or "")
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -127,3 +128,26 @@ def test_a_study_does_not_take_the_name_of_another(installed: Path) -> None:
     done = fedstill(installed, "reproduce", "plugged_taken:taken")
     assert done.returncode == 2
     assert "there is a study 'poisoning' already" in done.stderr
+
+
+def test_a_member_is_found_without_importing_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "shapes_at_home"
+    home.mkdir()
+    (home / "__init__.py").write_text("")
+    for name in ("circle", "square"):
+        (home / f"{name}.py").write_text(f"from test_shapes import SHAPES\ndef {name}(): ...\nSHAPES.add('{name}', {name})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(Registry, "everywhere", [])
+    shapes: Registry[object] = Registry("shape", group="test.shapes", home="shapes_at_home")
+    monkeypatch.setitem(sys.modules, "test_shapes", SimpleNamespace(SHAPES=shapes))
+    assert shapes.get("square").__name__ == "square"  # type: ignore[attr-defined]
+    assert "shapes_at_home.circle" not in sys.modules
+    assert shapes.names() == ["circle", "square"], "the order does not tell which was asked for first"
+
+    again: Registry[object] = Registry("shape", group="test.shapes", home="shapes_at_home")
+    monkeypatch.setitem(sys.modules, "test_shapes", SimpleNamespace(SHAPES=again))
+    for name in ("", ".circle", ".square"):
+        monkeypatch.delitem(sys.modules, f"shapes_at_home{name}")
+    again.add("square", print)  # a stranger's; the built-in one is still refused beside it
+    with pytest.raises(FedstillError, match="there is a shape 'square' already"):
+        again.get("square")

@@ -131,7 +131,7 @@ def test_private_state_is_that_of_before_the_round(tmp_path):
         memory.write("a/b", number, Message.of(round=number))
     assert memory.read("a/b", 6).values == {"round": 5}
     assert memory.read("a/b", 5).values == {"round": 4}
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 3
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 4
 
 
 def test_many_large_replies_are_spooled_to_disk(tiny, tmp_path):

@@ -15,7 +15,7 @@ from fedstill import models
 from fedstill.algorithms import algorithms
 from fedstill.cli.parts import first_sentence
 from fedstill.config.tables import Config
-from fedstill.core.options import table_in
+from fedstill.core.options import descriptions, table_in
 from fedstill.fusion.merges import make_merge, merges
 from fedstill.fusion.weightings import options_kind, weightings
 
@@ -76,13 +76,13 @@ def rows(kind: type[BaseModel], prefix: str, given: BaseModel | None = None) -> 
     >>> rows(Optimizer, "local.optimizer.", Optimizer(lr=0.1))[1]
     '| `local.optimizer.lr` | `0.1` | Learning rate. |'
     """
-    lines = []
+    lines, meanings = [], descriptions(kind)
     for name, field in kind.model_fields.items():
         key, inner = f"{prefix}{name}", table_in(field.annotation)
         value = field.get_default(call_default_factory=True) if given is None else getattr(given, name)
         table = value if isinstance(value, BaseModel) else None
         shown = "required" if value is PydanticUndefined else "table" if table is not None else f"`{json.dumps(plain(value))}`"
-        lines.append(f"| `{key}` | {shown} | {meaning(key, field.annotation, field.description)} |")
+        lines.append(f"| `{key}` | {shown} | {meaning(key, field.annotation, meanings.get(name))} |")
         if inner is not None:
             lines += rows(inner, f"{key}.", table)
     return lines

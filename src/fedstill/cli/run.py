@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedstill.cli.options import Set, What
+from fedstill.config.presets import tree_of
+from fedstill.config.trees import settings
 from fedstill.core.console import console, remark
+from fedstill.engine.prepared import prepare
 from fedstill.run.show import Shown
 from fedstill.run.trackers import TRACKERS, tracker
 
@@ -17,6 +21,18 @@ __all__ = ["run"]
 
 def _trackers(incomplete: str) -> list[str]:
     return [name for name in TRACKERS.names() if name.startswith(incomplete)]
+
+
+def _prepare_workers(what: str, assignments: Sequence[str]) -> None:
+    """Start the process from which workers are forked, so that both import torch side by side. The configuration is checked
+    later; a wrong one prepares nothing."""
+    match settings(tree_of(what), assignments).get("engine"):
+        case {"name": "flower-simulation"}:
+            pass
+        case {"workers": int(workers), "threads": int(threads)} if workers > 0:
+            prepare(threads)
+        case {"workers": int(workers)} if workers > 0:
+            prepare(0)
 
 
 def run(
@@ -35,12 +51,13 @@ def run(
     ] = None,
 ) -> None:
     """Run a configuration; writes config.toml, history.jsonl, summary.json, the model and checkpoints to OUT."""
+    assignments = [*(set_ or []), *([f"engine.workers={workers}"] if workers is not None else [])]
+    assignments += ["evaluation.keep_ensemble=true"] if keep_ensemble else []
+    _prepare_workers(what, assignments)
     # slow: they import torch
     from fedstill.run.configuration import resolved, tree_in
     from fedstill.run.loop import run as run_config
 
-    assignments = [*(set_ or []), *([f"engine.workers={workers}"] if workers is not None else [])]
-    assignments += ["evaluation.keep_ensemble=true"] if keep_ensemble else []
     found = resolved(tree_in(what), assignments)
     if found.note:
         remark(found.note)

@@ -218,6 +218,14 @@ class Engine(Part):
     device: str = "cpu"
     """Device of torch, such as ``cpu`` or ``cuda:0``."""
 
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Precision of networks' matrix products and convolutions, by torch's automatic mixed precision. Weights, gradients,
+    features, logits and losses stay float32."""
+
+    compile: bool = False
+    """Compile networks with ``torch.compile``. Each process compiles each network for half a minute or more, so this pays in long
+    runs on an accelerator only. If it fails, a warning says so and networks run as they are."""
+
 
 class Evaluation(Part):
     """What is measured, and how often."""

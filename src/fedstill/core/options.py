@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -12,14 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedstill.core.errors import FedstillError, nearest
 from fedstill.core.nested import laid_over
 
-__all__ = ["Part", "Positive", "table_in", "validated"]
+__all__ = ["Part", "Positive", "descriptions", "table_in", "validated"]
 
 Positive = Annotated[int, Field(ge=1)]
 Table = TypeVar("Table", bound=BaseModel)
 
 
 class Part(BaseModel):
-    """A table of the configuration. The string below a field is its description (docs/configuration.md).
+    """A table of the configuration. The string below a field is its description (:func:`descriptions`).
 
     If a nested table is given in part, its other keys come from this table's default, not from the nested class's defaults:
 
@@ -32,7 +35,8 @@ class Part(BaseModel):
     Inner(steps=5, size=3)
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+    # a table's validator is built when it is first used: a run uses a few of them
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -53,6 +57,30 @@ class Part(BaseModel):
     def presets(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Values implied by those given, such as a named set of defaults; the given ones take precedence."""
         return {}
+
+
+def descriptions(kind: type[BaseModel]) -> dict[str, str]:
+    """The description of each option: the string below the field, or that of the class that declares it. They are read from the
+    source when asked for, since reading them for every table would take a tenth of the start of a run.
+
+    >>> from fedstill.config.tables import Engine
+    >>> descriptions(Engine)["device"]
+    'Device of torch, such as ``cpu`` or ``cuda:0``.'
+    """
+    found: dict[str, str] = {}
+    for base in reversed([base for base in kind.__mro__ if issubclass(base, BaseModel) and base is not BaseModel]):
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        except OSError:  # a class without a source file, such as one typed into a terminal
+            continue
+        assert isinstance(body, ast.ClassDef)
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = inspect.cleandoc(text)
+    return {
+        name: field.description or found[name] for name, field in kind.model_fields.items() if field.description or name in found
+    }
 
 
 def _is_null(kind: type[BaseModel], name: Any, value: Any) -> bool:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -114,7 +115,8 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """The member called ``name``; the error for an unknown name suggests the nearest one."""
-        self._fill()
+        if not self._in_module_of_its_name(name):
+            self._fill()
         offered = _offered(self.group).get(name, ())
         if name in self._members and self._modules[name] not in {point.module for point in offered}:
             if offered:
@@ -151,9 +153,12 @@ class Registry(Generic[T]):
         self._members[name], self._modules[name] = member, getattr(thing, "__module__", None) or name.partition(":")[0]
 
     def names(self) -> list[str]:
-        """Every name, the built-in ones in the order in which they were added. Parts named by an import path are not listed."""
+        """Every name: the built-in ones by the names of their modules, the others in the order in which they were added. Parts
+        named by an import path are not listed."""
         self._fill()
-        return list(dict.fromkeys([*(name for name in self._members if ":" not in name), *sorted(_offered(self.group))]))
+        own = sorted((name for name, module in self._modules.items() if self._at_home(module)), key=self._modules.__getitem__)
+        others = (name for name in self._members if ":" not in name)
+        return list(dict.fromkeys([*own, *others, *sorted(_offered(self.group))]))
 
     def items(self) -> Iterator[tuple[str, T]]:
         """Every name and its member."""
@@ -169,6 +174,17 @@ class Registry(Generic[T]):
             return _distribution(offered[0])
         module = self._modules.get(name, "")
         return "fedstill" if module.split(".")[0] == "fedstill" else module
+
+    def _at_home(self, module: str) -> bool:
+        return self.home is not None and module.startswith(f"{self.home}.")
+
+    def _in_module_of_its_name(self, name: str) -> bool:
+        """Whether ``name`` comes from the built-in module of that name, which is imported if need be. A run that names one member
+        then need not import all of them, which would take a tenth of its start."""
+        module = f"{self.home}.{name}"
+        if self.home is not None and name.isidentifier() and name not in self._members and find_spec(module) is not None:
+            importlib.import_module(module)
+        return self._modules.get(name) == module
 
     def _fill(self) -> None:
         if self._filled:

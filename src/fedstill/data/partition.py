@@ -24,7 +24,7 @@ __all__ = ["Partition", "class_counts", "partition"]
 class Partition(BaseModel):
     """How a domain is divided among its clients."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     kind: Literal["iid", "dirichlet", "classes", "shards", "linear", "square", "exponential"] = "iid"
     """``iid``: equal random shares. ``dirichlet``: classes are spread unevenly, by ``alpha`` and ``variant``. ``classes``: every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from fedstill.core.errors import FedstillError
 from fedstill.data.rows import Rows
 
-__all__ = ["Domain", "Samples", "held_out", "hold_out", "normalise", "stratified"]
+__all__ = ["Domain", "Samples", "held_out", "hold_out", "normalise", "resident", "stratified"]
 
 TEST_SHARE = 0.2  # held out, class by class, where a source has no test set
 
@@ -76,6 +77,26 @@ class Samples:
         if self.y is None:
             return torch.zeros(classes, dtype=torch.long, device=self.x.device)
         return torch.bincount(self.y, minlength=classes)
+
+
+def resident(x: Tensor, device: torch.device) -> Tensor:
+    """``x`` on ``device``, copied there once for as long as ``x`` lives: pools and test sets, which every round reads.
+
+    >>> x, elsewhere = torch.ones(2), torch.device("meta")
+    >>> resident(x, elsewhere) is resident(x, elsewhere), resident(x, torch.device("cpu")) is x
+    (True, True)
+    """
+    if x.device.type == device.type and device.index in (None, x.device.index):
+        return x
+    key, state = id(x), (device, x._version)
+    if key not in _RESIDENT or _RESIDENT[key][0] != state:  # a change in place counts
+        if key not in _RESIDENT:
+            weakref.finalize(x, _RESIDENT.pop, key, None)
+        _RESIDENT[key] = state, x.to(device)
+    return _RESIDENT[key][1]
+
+
+_RESIDENT: dict[int, tuple[tuple[torch.device, int], Tensor]] = {}  # by the id of a tensor that lives
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ class Engine(Protocol):
     """What the loop needs from an engine."""
 
     def exchange(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
-        """Send each client its message and yield the outcomes as they arrive."""
+        """Send each client its message and yield the outcomes as they arrive. Clients may begin before the first outcome is asked
+        for; the caller can use the time between."""
         ...
 
     def close(self) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +16,7 @@ from fedstill.engine.exchange import Outcome
 from fedstill.engine.jobs import WorkerJobs
 from fedstill.engine.memory import Memory
 from fedstill.engine.spool import Spool
+from fedstill.engine.training import Training
 from fedstill.engine.turn import client_turn
 from fedstill.engine.workers import Worker, WorkerSettings
 
@@ -40,16 +38,16 @@ class InProcess:
             with contextlib.suppress(OSError):  # the first job tries again and reports the reason
                 worker.start()
         self.jobs = WorkerJobs(self.workers) if self.workers else None
+        self._training: Training | None = None
         algorithm.task.jobs = self.jobs
 
     def exchange(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
-        """See :class:`fedstill.engine.exchange.Engine`."""
+        """See :class:`fedstill.engine.exchange.Engine`. Clients in worker processes train from this call on."""
         self.spool.begin(round)
-        if self.jobs is not None:
-            self.jobs.drain()
-            yield from self._exchange_workers(round, phase, messages)
-        else:
-            yield from self._exchange_here(round, phase, messages)
+        if self.jobs is None:
+            return self._exchange_here(round, phase, messages)
+        self._training = Training(self.jobs, self._written(round, phase, messages), self.timeout)
+        return self._training.outcomes()
 
     def _exchange_here(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
         for client, message in messages:
@@ -61,9 +59,10 @@ class InProcess:
                 continue
             yield Outcome(client, self.spool.keep(round, phase, client, reply), nbytes=reply.nbytes)
 
-    def _exchange_workers(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
+    def _written(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> list[dict[str, Any]]:
+        """The messages as files, and what to tell a worker about each."""
         sent: dict[Any, Path] = {}
-        jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        jobs = []
         for number, (client, message) in enumerate(messages):
             # most algorithms send every client the same tensors: one file serves them all
             key = (tuple((n, t.data_ptr(), t.shape) for n, t in message.tensors.items()), tuple(message.values.items()))
@@ -72,34 +71,8 @@ class InProcess:
                 with naming(sent[key]):
                     sent[key].write_bytes(message.to_bytes())
             reply = self.spool.path(round, phase, client)
-            jobs.put({"client": client, "round": round, "phase": phase, "message": str(sent[key]), "reply": str(reply)})
-        results: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-        deadline = None if self.timeout is None else time.monotonic() + self.timeout
-        threads = [threading.Thread(target=worker.work, args=(jobs, results), daemon=True) for worker in self.workers]
-        for thread in threads:
-            thread.start()
-        waiting = [client for client, _ in messages]
-        try:
-            while waiting:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                try:
-                    outcome = results.get(timeout=left)
-                except queue.Empty:
-                    break
-                waiting.remove(outcome.client)
-                yield outcome
-        finally:
-            if waiting:  # out of time, or the caller gave up: the remaining jobs are useless
-                with contextlib.suppress(queue.Empty):
-                    while True:
-                        jobs.get_nowait()
-            for worker, thread in zip(self.workers, threads, strict=True):
-                while waiting and thread.is_alive():
-                    worker.kill()  # repeatedly: it may just have been restarted
-                    thread.join(0.1)
-                thread.join()
-        for client in waiting:
-            yield Outcome(client, reason=f"no reply within {self.timeout:g} s")
+            jobs.append({"client": client, "round": round, "phase": phase, "message": str(sent[key]), "reply": str(reply)})
+        return jobs
 
     def _tell(self, client: str, text: str) -> None:
         with open(self.log, "a") as file:
@@ -107,6 +80,8 @@ class InProcess:
 
     def close(self) -> None:
         """Stop the workers and remove the scratch files."""
+        if self._training is not None:
+            self._training.close()
         self.algorithm.task.jobs = None
         if self.jobs is not None:
             self.jobs.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ class WorkerJobs:
         self._numbers = count()
         self._shared: OrderedDict[tuple[Any, ...], tuple[Tensor, Path]] = OrderedDict()
         self._open = 0  # calls whose answers nobody has read: files that they may still map stay
-        self._running: list[Future[Path]] = []
+        self._changed = threading.Condition()
+        self._without = 0  # jobs that no worker has taken yet
 
     def submit(
         self, function: str, message: Message, shared: Mapping[str, Tensor], calls: Sequence[Mapping[str, Value]] = ({},)
@@ -58,15 +60,21 @@ class WorkerJobs:
             for values in calls
         ]
         self._open += len(jobs)
+        with self._changed:
+            self._without += len(jobs)
         left = [len(jobs)]
         futures = [self._threads.submit(self._run, job) for job in jobs]
-        self._running = [future for future in self._running if not future.done()] + futures
         return [self._waiter(future, sent, left) for future in futures]
 
-    def drain(self) -> None:
-        """Wait until no job runs: clients train over the same pipes."""
-        wait(self._running)
-        self._running = []
+    def lend(self) -> Worker:
+        """An idle worker, for clients to train in: jobs that were submitted before go first. Whoever takes it gives it back."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._without)
+        return self._idle.get()
+
+    def give_back(self, worker: Worker) -> None:
+        """It can have jobs again."""
+        self._idle.put(worker)
 
     def _waiter(self, future: Future[Path], sent: Path, left: list[int]) -> Callable[[], Message]:
         def waited() -> Message:
@@ -85,6 +93,9 @@ class WorkerJobs:
 
     def _run(self, job: dict[str, Any]) -> Path:
         worker = self._idle.get()
+        with self._changed:
+            self._without -= 1
+            self._changed.notify_all()
         try:
             answer = worker.ask(job)
             if answer.get("ended"):  # the process died; another one gets a try

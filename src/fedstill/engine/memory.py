@@ -18,7 +18,8 @@ from fedstill.core.message import Message
 
 __all__ = ["Memory", "MemoryStore"]
 
-KEEP = 3  # the round in progress, the round of the last checkpoint and the one before it
+# the round in progress, the round before it, which may not have its checkpoint yet, and the rounds of the two checkpoints
+KEEP = 4
 
 
 class MemoryStore(Protocol):

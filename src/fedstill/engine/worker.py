@@ -12,6 +12,14 @@ from pathlib import Path
 from typing import Any
 
 
+def ready() -> None:
+    """Import what every worker needs."""
+    # slow: they import torch
+    import fedstill.algorithms
+    import fedstill.engine.jobs
+    import fedstill.engine.turn  # noqa: F401
+
+
 def main() -> None:
     """Serve one parent until it closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle

@@ -1,15 +1,15 @@
 """The parent's view of worker processes.
 
-Workers are plain subprocesses that exchange JSON lines over their pipes and tensors through safetensors files, so nothing is
-pickled and a script needs no ``__main__`` guard. Each worker builds the task from the same configuration, maps the cached data
-(pages shared between processes) and keeps one network per architecture whose weights are replaced in place.
+Workers are processes that exchange JSON lines over their pipes and tensors through safetensors files, so nothing is pickled and a
+script needs no ``__main__`` guard. They are forked from a prepared process where that is safe (:mod:`fedstill.engine.prepared`).
+Each worker builds the task from the same configuration, maps the cached data (pages shared between processes) and keeps one
+network per architecture whose weights are replaced in place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -20,6 +20,7 @@ from typing import Any
 from fedstill.config.tables import Config
 from fedstill.core.registry import plugged_modules
 from fedstill.engine.exchange import Outcome
+from fedstill.engine.prepared import Process, forked, surroundings
 from fedstill.engine.spool import Spool
 
 __all__ = ["Worker", "WorkerSettings"]
@@ -40,19 +41,16 @@ class Worker:
 
     def __init__(self, settings: WorkerSettings, spool: Spool):
         self.settings, self.spool = settings, spool
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> Process:
         """The process, started if none is alive; it gets ready in the background."""
         if self.process is not None and self.process.poll() is None:
             return self.process
         self._forget()
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
-        if self.settings.threads:
-            environment.update(OMP_NUM_THREADS=str(self.settings.threads), MKL_NUM_THREADS=str(self.settings.threads))
+        environment = surroundings(self.settings.threads)
         with open(self.settings.log, "ab") as log:
-            process = subprocess.Popen(
+            process = forked(environment, log) or subprocess.Popen(
                 [sys.executable, "-m", "fedstill.engine.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -84,6 +84,8 @@ def check_private(algorithm: Algorithm) -> None:
     if config.privacy.sample is None:
         return
     need_privacy("privacy.sample")
+    if config.engine.precision != "float32":
+        raise FedstillError("privacy.sample clips gradients in full precision: set engine.precision = 'float32'")
     if not algorithm.private_items:
         raise FedstillError(f"privacy.sample is not for {algorithm.name}: its clients learn otherwise than by sums over samples")
     for item in algorithm.sent():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,7 @@ class Network(nn.Module):
     mean: float | Sequence[float] = 0.5  # how raw images become inputs
     std: float | Sequence[float] = 0.5
     input_shape: tuple[int, ...] | None = None  # of the images it was trained on, if others are to be resized to it
+    precision: torch.dtype | None = None  # of products and convolutions, if lower than that of the weights
 
     def normalise(self, x: Tensor) -> Tensor:
         """Raw samples as this network's inputs: uint8 images are resized and scaled, floats and token ids pass."""
@@ -56,12 +58,27 @@ class Network(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The input (n, feature_dim) of the head."""
-        z: Tensor = self.neck(self.backbone(x))
-        return z
+        with self.mixed(x):
+            z: Tensor = self.neck(self.backbone(x))
+        return z if self.precision is None else z.float()
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.features(x))
-        return logits
+        with self.mixed(x):
+            logits: Tensor = self.head(self.features(x))
+        return logits if self.precision is None else logits.float()
+
+    def mixed(self, x: Tensor) -> AbstractContextManager[object]:
+        """Torch's automatic mixed precision, if this network has a lower ``precision``. Weights, gradients, features and logits
+        stay float32, and so do losses.
+
+        >>> from fedstill.models import build
+        >>> net = build("mlp", classes=3, shape=(1, 4, 4))
+        >>> exact, net.precision = net(torch.ones(1, 1, 4, 4)), torch.bfloat16
+        >>> lower = net(torch.ones(1, 1, 4, 4))
+        >>> lower.dtype, torch.equal(lower, exact), torch.allclose(lower, exact, atol=0.05)
+        (torch.float32, False, True)
+        """
+        return nullcontext() if self.precision is None else torch.autocast(x.device.type, dtype=self.precision)
 
     def own_name(self, key: str) -> str:
         """The name in this network of a tensor named ``key`` in a file of pretrained weights."""

@@ -73,8 +73,9 @@ class Whole(Network):
                 raise FedstillError(f"{whose} has {self.classes} outputs, but {classes} classes are named")
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.body(x)
-        return logits
+        with self.mixed(x):
+            logits: Tensor = self.body(x)
+        return logits if self.precision is None else logits.float()
 
     def features(self, x: Tensor) -> Tensor:
         """The inputs of the last linear layer."""
@@ -83,10 +84,11 @@ class Whole(Network):
         seen: list[Tensor] = []
         hook = self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
-            self.body(x)
+            with self.mixed(x):
+                self.body(x)
         finally:
             hook.remove()
-        return seen[-1]
+        return seen[-1] if self.precision is None else seen[-1].float()
 
     def _find_head(self, x: Tensor) -> None:
         last = _tried(self.body, x, self.whose, self.has_modes).last

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import torch
 
-from fedstill.algorithm import Algorithm, Reply, Round, Server
+from fedstill.algorithm import Algorithm, Reply, Round, Scores, Server
 from fedstill.algorithms import create
 from fedstill.config.tables import Config
 from fedstill.core.accounting import SPENT
@@ -20,6 +21,7 @@ from fedstill.core.files import atomic_write, to_json
 from fedstill.core.streams import numpy_stream, seeded
 from fedstill.engine.exchange import EVALUATE, Engine, Outcome
 from fedstill.engine.inprocess import InProcess
+from fedstill.engine.prepared import prepare
 from fedstill.run import history as records
 from fedstill.run.budgets import client_budgets, said_epsilon
 from fedstill.run.checkpoint import save_checkpoint
@@ -74,6 +76,8 @@ def run(config: Config, out: Path, *, resume: bool = False, listeners: Sequence[
 
 
 def _run_here(config: Config, out: Path, resume: bool, listeners: Sequence[Listener]) -> Result:
+    if config.engine.workers:
+        prepare(config.engine.threads)  # it imports while the data is read
     with threads(config.engine.threads):
         task = Task(config)
         task.progress = Listeners(listeners).progress
@@ -132,28 +136,24 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
     count = config.clients.per_round or max(1, round(config.clients.fraction * len(ids)))
     if algorithm.everyone:
         count = len(ids)
-    for number in range(done + 1, config.rounds + 1):
-        context = Round(number, config.rounds, config.seed, progress=told.progress)
-        private = config.privacy.client
-        if private is None:
-            chosen = sample_clients(ids, count, config.seed, algorithm.cohort(number))
-        else:
-            chosen = sample_independently(ids, config.clients.fraction, None if private.secret else config.seed, number)
-        server, line, heard = _round(algorithm, engine, server, chosen, context, history[-1] if history else None)
-        if not task.tests and history:  # in this round, the clients tested the model of the last round
-            judge(history[-1], heard, path, history)
-            told.round(history[-1])
-        for text in context.notes.get("warnings", []):
-            told.warn(text)
-        write_samples(out, algorithm, server, context)
-        write_features(out, context)
-        if context.speakers is not None:
-            keep_ensemble(out, task, context.speakers)
-        records.append(path, line)  # before the checkpoint: a line without its checkpoint is cut off and its round repeated
-        history.append(line)
-        save_checkpoint(out / "checkpoint", number, server)
-        if task.tests:
-            told.round(line)
+    ending = Ending()
+    try:
+        for number in range(done + 1, config.rounds + 1):
+            context = Round(number, config.rounds, config.seed, progress=told.progress)
+            private = config.privacy.client
+            if private is None:
+                chosen = sample_clients(ids, count, config.seed, algorithm.cohort(number))
+            else:
+                chosen = sample_independently(ids, config.clients.fraction, None if private.secret else config.seed, number)
+            server, line_of, heard = _round(algorithm, engine, server, chosen, context, ending)
+            if not task.tests and history:  # in this round, the clients tested the model of the last round
+                judge(history[-1], heard, path, history)
+                told.round(history[-1])
+            if context.speakers is not None:  # they read the replies, which the next exchange removes
+                keep_ensemble(out, task, context.speakers)
+            ending = Ending(partial(_end, algorithm, server, context, line_of, out, history, told))
+    finally:  # also if the next round fails
+        ending.finish()
     if not task.tests and history and history[-1]["accuracy"] is None:
         judge(history[-1], _hear(algorithm, engine, delivered(server), ids), path, history)
         told.round(history[-1])
@@ -166,11 +166,49 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
     return Result(out, history, found, server, task, algorithm)
 
 
+def _end(
+    algorithm: Algorithm,
+    server: Server,
+    context: Round,
+    line_of: Callable[[Line | None], Line],
+    out: Path,
+    history: list[Line],
+    told: Listener,
+) -> None:
+    """The end of a round: what was measured, pictures, its line and the checkpoint."""
+    line = line_of(history[-1] if history else None)
+    for text in context.notes.get("warnings", []):
+        told.warn(text)
+    write_samples(out, algorithm, server, context)
+    write_features(out, context)
+    # before the checkpoint: a line without its checkpoint is cut off and its round repeated
+    records.append(out / "history.jsonl", line)
+    history.append(line)
+    save_checkpoint(out / "checkpoint", context.number, server)
+    if algorithm.task.tests:
+        told.round(line)
+
+
 def _write_clients(task: Task, path: Path, done: int, told: Listener) -> None:
     holders = to_json(client_records(task))
     if done and path.exists() and path.read_text() != holders:
         told.warn(f"the clients' data has changed: rewriting {path}")
     atomic_write(path, holders)
+
+
+class Ending:
+    """What is left to do of a round. It is done once, while the clients of the next round already train."""
+
+    def __init__(self, step: Callable[[], None] | None = None):
+        self._step = step
+
+    def finish(self) -> float:
+        """Do it, unless that was tried before; returns the seconds that it took."""
+        clock = time.perf_counter()
+        step, self._step = self._step, None
+        if step is not None:
+            step()
+        return time.perf_counter() - clock
 
 
 Heard = dict[str, list[tuple[float, int]]]  # by domain: each client's accuracy and its number of test samples
@@ -204,8 +242,10 @@ TAKEN = ("merged_accuracy", "ensemble_accuracy", "evaluate_seconds", "warnings")
 
 
 def _round(
-    algorithm: Algorithm, engine: Engine, server: Server, chosen: list[str], context: Round, last: Line | None
-) -> tuple[Server, Line, Heard]:
+    algorithm: Algorithm, engine: Engine, server: Server, chosen: list[str], context: Round, before: Ending
+) -> tuple[Server, Callable[[Line | None], Line], Heard]:
+    """Exchange and fuse. ``before`` ends the last round once this one's clients are at work. Returns the state after the round,
+    what makes the round's line from the line before it once everything is measured, and what clients measured."""
     config = algorithm.task.config
     heard: Heard = {}
     seconds = {"train": 0.0, "fuse": 0.0, "evaluate": 0.0}
@@ -220,7 +260,9 @@ def _round(
         messages = [(client, algorithm.instruct(server, client, context)) for client in present]
         down += sum(message.nbytes for _, message in messages)
         found: dict[str, Reply] = {}
-        for outcome in engine.exchange(context.number, phase, messages):
+        outcomes = engine.exchange(context.number, phase, messages)
+        seconds["train"] -= before.finish()  # no part of this round's
+        for outcome in outcomes:
             up += outcome.nbytes
             _note(algorithm, outcome, heard)
             reply, reason = screened(algorithm, server, phase, outcome)
@@ -259,28 +301,37 @@ def _round(
     server, down, up = settled.server, down + settled.bytes_down, up + settled.bytes_up
     if context.ends:
         seconds["judge"] = time.perf_counter() - clock
-    line: Line = {"round": context.number, "accuracy": None, "domains": {}}
+    scores: Callable[[], Scores] | None = None
     if config.evaluation.due(context.number, config.rounds) and algorithm.task.tests:
         clock = time.perf_counter()
-        scores = algorithm.evaluate(delivered(server))
+        scores = algorithm.evaluate_later(delivered(server))
         seconds["evaluate"] += time.perf_counter() - clock
-        line.update({"accuracy": scores.mean, "domains": scores.domains})
-        if len(scores.prototypes) > 1:
-            line["prototypes"] = scores.prototypes
-    line.update(
-        {
-            "merged_accuracy": context.notes.get("merged_accuracy", line["accuracy"]),
-            "ensemble_accuracy": context.notes.get("ensemble_accuracy"),
-            "bytes_down": down,
-            "bytes_up": up,
-            "sent": dict(sorted(sent.items())),
-            "seconds": {name: round(value, 4) for name, value in seconds.items()},
-            "clients": present,
-            "dropped": dropped,
-        }
-    )
-    own = {name: value for name, value in context.notes.items() if name not in TAKEN}
-    budgets = {**own.pop("privacy", {}), **client_budgets(config.privacy, spent, last)}
-    if budgets:
-        line["privacy"] = budgets
-    return server, records.with_notes(line, own), heard
+
+    def line_of(last: Line | None) -> Line:
+        line: Line = {"round": context.number, "accuracy": None, "domains": {}}
+        if scores is not None:
+            clock = time.perf_counter()
+            scored = scores()
+            seconds["evaluate"] += time.perf_counter() - clock
+            line.update({"accuracy": scored.mean, "domains": scored.domains})
+            if len(scored.prototypes) > 1:
+                line["prototypes"] = scored.prototypes
+        line.update(
+            {
+                "merged_accuracy": context.notes.get("merged_accuracy", line["accuracy"]),
+                "ensemble_accuracy": context.notes.get("ensemble_accuracy"),
+                "bytes_down": down,
+                "bytes_up": up,
+                "sent": dict(sorted(sent.items())),
+                "seconds": {name: round(value, 4) for name, value in seconds.items()},
+                "clients": present,
+                "dropped": dropped,
+            }
+        )
+        own = {name: value for name, value in context.notes.items() if name not in TAKEN}
+        budgets = {**own.pop("privacy", {}), **client_budgets(config.privacy, spent, last)}
+        if budgets:
+            line["privacy"] = budgets
+        return records.with_notes(line, own)
+
+    return server, line_of, heard

@@ -16,6 +16,7 @@ from fedstill.models import build
 from fedstill.models.binary import FULL_PRECISION
 from fedstill.models.network import Network
 from fedstill.models.trunk import Top, cut_of, is_cut, same_trunk
+from fedstill.task.placing import placed
 
 __all__ = ["Networks"]
 
@@ -67,7 +68,7 @@ class Networks:
         if key not in self._networks:
             served = role in SERVED and self.served(prototype) != prototype
             network = self._build(prototype, name=self.served(prototype) if served else None)
-            self._networks[key] = network.to(self.device)
+            self._networks[key] = placed(network, self.config.engine, self.device)
         return self._networks[key]
 
     def load(self, prototype: str, state: Mapping[str, Tensor], role: str = "") -> Network:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedstill.core.message import Message
-from fedstill.data.samples import Samples
+from fedstill.data.samples import Samples, resident
 from fedstill.models.network import Network
 from fedstill.models.predict import BATCH, apply
 from fedstill.task.task import Task
@@ -32,7 +32,8 @@ def predict_later(task: Task | None, network: Network, samples: Samples, size: i
     """
     named = task.networks.named(network) if task is not None and task.jobs is not None and len(samples) > size else None
     if task is None or task.jobs is None or named is None or task.device.type != "cpu":
-        found = apply(network if what == "logits" else network.features, network, samples, size)
+        device = next(network.parameters()).device
+        found = apply(network if what == "logits" else network.features, network, Samples(resident(samples.x, device)), size)
         return lambda: found
     message = Message.of(model=network.state_dict(), prototype=named[0], role=named[1], size=size, what=what)
     batches = -(-len(samples) // size)

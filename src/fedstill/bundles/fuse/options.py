@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from fedstill.bundles.bundle import Scale, scale_fault
-from fedstill.core.options import Part, Positive
+from fedstill.core.options import Part, Positive, descriptions
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Space
 
@@ -159,10 +159,10 @@ class FuseKeywords(TypedDict, total=False):
 
 def described(function: Call) -> Call:
     """Add every option, its default and its meaning to the ``help`` text of a function that takes them."""
-    lines = []
+    lines, meanings = [], descriptions(FuseOptions)
     for name, option in FuseOptions.model_fields.items():
         default = f" ({option.default!r})" if isinstance(option.default, str | int) else ""
-        text = f"{name}{default}: {' '.join((option.description or '').split())}"
+        text = f"{name}{default}: {' '.join(meanings.get(name, '').split())}"
         lines.append(textwrap.fill(text, 120, initial_indent=" " * 4, subsequent_indent=" " * 8))
     function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Options:", *lines])
     return function

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State, clone
 from fedstill.data.augment import augment
-from fedstill.data.samples import Samples
+from fedstill.data.samples import Samples, resident
 from fedstill.fusion.distillation.divergence import divergence, sharpened
 from fedstill.fusion.distillation.options import Distillation
 from fedstill.fusion.ensemble import Table
@@ -92,7 +92,7 @@ def distil(
     fixed = table if isinstance(table, Table) else None
     targets = _targets(fixed, options).to(device) if fixed is not None else None
     counts = fixed.sample_weight.to(device) if fixed is not None and fixed.sample_weight is not None else None
-    x_all = samples.x.to(device)
+    x_all = resident(samples.x, device)
     losses: list[Tensor] = []
     due = {round(steps * (i + 1) / (snapshots + 1)) for i in range(snapshots)}
     taken: list[State] = []

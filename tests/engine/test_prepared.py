@@ -1,0 +1,111 @@
+"""Workers are forked from a prepared process; where there is none, they are new processes. Nobody can tell them apart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedstill.config.tables import Config
+from fedstill.engine import prepared
+from fedstill.engine.spool import Spool
+from fedstill.engine.workers import Worker, WorkerSettings
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def the_prepared(threads: int = 1) -> prepared._Prepared:
+    return prepared._prepared(prepared._key(prepared.surroundings(threads)))
+
+
+@pytest.fixture
+def worker(tmp_path: Path, tiny: Callable[..., Config]) -> Worker:
+    return Worker(WorkerSettings(tiny(), tmp_path / "clients", tmp_path / "errors.log", 1), Spool())
+
+
+def pid(process: prepared.Process) -> int:
+    assert isinstance(process, prepared._Forked)
+    until(lambda: process.poll() is not None or process._pid is not None)
+    assert process._pid is not None
+    return process._pid
+
+
+def test_workers_are_children_of_one_prepared_process_and_say_how_they_ended(worker: Worker) -> None:
+    first = worker.start()
+    number = pid(first)
+    assert parent_of(number) == the_prepared().process.pid
+    worker.kill()
+    assert first.wait(30) == -signal.SIGKILL
+    second = worker.start()  # restarted by a fork of the same process
+    assert parent_of(pid(second)) == the_prepared().process.pid
+    assert second.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.wait(0.01)
+    worker.stop()  # closes its input, at which it ends by itself
+    assert second.poll() == 0
+
+
+def test_a_worker_has_the_surroundings_of_its_parent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDSTILL_CACHE", "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    prepared.prepare(1)
+    with open(tmp_path / "log", "wb") as log:
+        process = prepared.forked(prepared.surroundings(1), log)
+    assert process is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
+    number = pid(process)
+    until(lambda: Path(os.readlink(f"/proc/{number}/cwd")) == tmp_path)
+    opened = {int(name) for name in os.listdir(f"/proc/{number}/fd")}
+    targets = [os.readlink(f"/proc/{number}/fd/{one}") for one in opened]
+    assert sum(target.startswith("socket") for target in targets) == 0, "it holds the line of the prepared process"
+    assert str(tmp_path / "log") in targets
+    process.stdin.write(b"not JSON\n")
+    process.stdin.close()
+    assert process.wait(30) == 1
+    assert "JSONDecodeError" in (tmp_path / "log").read_text()
+    process.stdout.close()
+
+
+def test_without_a_prepared_process_a_worker_is_a_new_one(worker: Worker) -> None:
+    alive = worker.start()
+    number = pid(alive)
+    the_prepared().close()  # as if the system had killed it
+    prepared._prepared.cache_clear()
+    until(lambda: not Path(f"/proc/{number}").exists() or parent_of(number) != os.getpid())
+    assert Path(f"/proc/{number}").exists(), "the worker goes on"
+    worker.kill()
+    assert alive.wait(30) == -signal.SIGKILL
+    the_prepared().close()
+    fresh = worker.start()
+    assert isinstance(fresh, subprocess.Popen), "the request failed"
+    assert isinstance(Worker(worker.settings, worker.spool).start(), prepared._Forked), "the next one finds another"
+    worker.kill()
+    worker.stop()
+
+
+def test_other_libraries_settings_need_another_prepared_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prepared._key(prepared.surroundings(1)) != prepared._key(prepared.surroundings(2))
+    before = prepared._key(prepared.surroundings(1))
+    monkeypatch.setenv("FEDSTILL_CACHE", "elsewhere")
+    assert prepared._key(prepared.surroundings(1)) == before
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert prepared._key(prepared.surroundings(1)) != before
