@@ -288,6 +288,9 @@ def test_deep_images_are_packed_and_fused_by_their_range_or_refused(cli, tmp_pat
     status, said, _ = cli(*fusing, *deep, "--set", "temperature=2")
     assert status == 0
     assert "100.0" in said
+    for model in ("site.fed", "fused"):  # the range travels with the model
+        assert "accuracy 100.0 %" in cli("evaluate", model, site)[1]
+    assert "accuracy 50.0 %" in cli("evaluate", "site.fed", site, "--set", "data.range=[4092, 4095]")[1]  # all black
     status, _, said = cli(*words, "--set", "temperature=2")
     assert (status, said.count("\n") <= 2) == (2, True)
     assert "unknown key 'data.rang'; did you mean 'range'" in cli(*words, "--set", "data.rang=[0, 1]")[2]
@@ -313,6 +316,19 @@ def test_colour_of_any_file_and_damaged_files_in_a_pack(cli, tmp_path):
     with pytest.warns(UserWarning, match="1 image of 'site' left out as undecodable: .*3.png"):
         assert cli(*words, "--set", "data.unreadable=skip")[0] == 0
     assert read_bundle(tmp_path / "site.fed").about.samples == 11
+    whole = [line for line in cli("predict", "site.fed", "site/a")[1].splitlines() if line]
+    for use in ("predict", "evaluate"):
+        assert "3.png' cannot be decoded" in "".join(cli(use, "site.fed", "site")[2].split("\n"))
+        assert "takes data.range and data.unreadable" in cli(use, "site.fed", "site", "--set", "data.kind=image")[2]
+        with pytest.warns(UserWarning, match="1 image of .* left out as undecodable: .*3.png"):
+            status, said, _ = cli(use, "site.fed", "site", "--set", "data.unreadable=skip")
+        assert status == 0
+        if use == "evaluate":
+            assert "of 11 samples" in said
+        else:  # every other image has its own line
+            lines = [line for line in said.splitlines() if line]
+            assert lines[:6] == whole
+            assert [Path(line.split()[0]).name for line in lines[6:]] == ["0.png", "1.png", "2.png", "4.png", "5.png"]
 
 
 @pytest.mark.parametrize("ending", ["csv", "npz"])

@@ -38,6 +38,21 @@ def test_trunk_and_top_are_the_whole(model: str) -> None:
         assert not top.trunk_state.keys() & top.state_dict().keys()
 
 
+@pytest.mark.parametrize("model", ["resnet8", "efficientnet-lite0"])
+def test_kept_features_are_trained_on_in_the_order_of_the_trunk(model: str) -> None:
+    """Kept features are in plain order; convolutions above them are faster in the other, which gives the same to rounding."""
+    whole = build(model, classes=5, shape=SHAPE, seed=0)
+    top = Top(whole, cut_of(whole, "last:2")).eval()
+    kept = top.normalise(images())
+    assert kept.ndim == 4
+    seen: list[tuple[int, ...]] = []
+    layer = next(module for module in top.modules() if isinstance(module, torch.nn.BatchNorm2d))
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].stride()))
+    found = [top(kept.contiguous()), top(kept.contiguous(memory_format=torch.channels_last))]
+    assert torch.allclose(found[0], found[1], atol=1e-6)
+    assert all(stride[1] == 1 for stride in seen)
+
+
 def test_training_the_top_moves_nothing_below_it() -> None:
     whole = build("resnet8", classes=5, shape=SHAPE, seed=0)
     top = Top(whole, cut_of(whole, "last:1")).train()

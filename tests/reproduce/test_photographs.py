@@ -15,10 +15,12 @@ from fedstill.run.configuration import resolve
 
 
 def test_every_row_is_a_valid_run(tmp_path: Path) -> None:
-    found = {(row, column): resolve(tree) for row, column, tree in settings(Plan(tmp_path, tmp_path))}
-    assert len(found) == 4 * (5 * 6 + 4) + 4 * (5 + 6) + 2 * 2 * 2 * 2
+    trees = {(row, column): tree for row, column, tree in settings(Plan(tmp_path, tmp_path))}
+    found = {place: resolve(tree) for place, tree in trees.items()}
+    assert len(found) == 4 * (5 * 6 + 2 + 4) + 4 * (5 + 6) + 2 * 2 * 2 * 2
     for (row, column), config in found.items():
         assert config.model.train == ("last:2" if column.startswith("last:2") else "head")
+        assert ("line" in trees[row, column]["algorithm"]) == row.endswith(" judged")  # the others run as printed
         assert row != "FADA" or column.startswith("last:2")  # it aligns the backbone
         pool = config.data.target or config.data.server
         assert (pool is None) == (config.data.holdout > 0)

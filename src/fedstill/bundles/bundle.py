@@ -150,6 +150,9 @@ class About(Part):
     std: Scale = 0.5
     """The standard deviation in the same normalisation."""
 
+    range: tuple[float, float] | None = None
+    """The values that are black and white in images of more than 8 bits, if that was said."""
+
     samples: Positive | None = None
     """The number of the site's samples, if given."""
 
@@ -179,6 +182,8 @@ class About(Part):
             raise ValueError("a program has no frozen trunk")
         if self.statistics is not None and self.trunk is None:
             raise ValueError("statistics describe a frozen trunk's outputs, but there is no trunk")
+        if self.range is not None and not (all(map(math.isfinite, self.range)) and self.range[0] < self.range[1]):
+            raise ValueError("range should be two numbers, the lower one first")
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("a class is named twice")
         if self.label_counts is not None and len(self.label_counts) != len(self.classes):

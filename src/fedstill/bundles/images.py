@@ -12,6 +12,7 @@ import torch
 from fedstill.core.errors import FedstillError
 from fedstill.core.options import validated
 from fedstill.data.loading import load_domain
+from fedstill.data.raw import Limits
 from fedstill.data.reading import Reading
 from fedstill.data.samples import Samples
 from fedstill.task import short_name
@@ -24,6 +25,11 @@ class Images:
 
     def __init__(self, name: str, samples: Samples, classes: tuple[str, ...], reading: Mapping[str, Any] | None = None):
         self.name, self.samples, self.classes, self.reading = name, samples, classes, reading
+
+    @property
+    def range(self) -> Limits | None:
+        """The values of black and white, if that was said."""
+        return validated(Reading, dict(self.reading or {}), "data").range
 
 
 def load_images(

@@ -64,7 +64,7 @@ def load(path: str | Path, *, model: str | None = None, trust_code: bool = False
         network, about, origin = _from_fused(read_fused(place.parent), trust_code)
     else:
         network, about, origin = _from_file(place, trust_code)
-    made = origin.pop("made", None) or Preprocessing(tuple(about.shape))
+    made = origin.pop("made", None) or Preprocessing(tuple(about.shape), range=about.range)
     return Classifier(network.to(device), tuple(about.classes), made, {**origin, "about": about})
 
 

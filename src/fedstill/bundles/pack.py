@@ -135,6 +135,8 @@ def pack(
         image_size, channels = fused.about.shape[1], fused.about.shape[0]
     images = load_images(data, image_size=image_size, channels=channels, seed=seed, reading=reading) if data is not None else None
     about = _about(images, fused, classes, image_size, channels, mean, std, name or out.stem)
+    if images is not None and images.range is not None:
+        about = about.model_copy(update={"range": images.range})
     train = train or (fused.about.trunk.train if fused is not None and fused.about.trunk is not None else "all")
     frozen = is_cut(train)
     packaged = str(weights) if weights is not None and model is not None and find_weights(model, str(weights)) else None

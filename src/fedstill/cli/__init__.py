@@ -15,6 +15,7 @@ import typer
 
 from fedstill.cli import audit, cache, compare, demo, figures, flower, fuse, listing, pack, parts, report, reproduce, run, use
 from fedstill.cli.completion import bash_words
+from fedstill.core.allocator import keep_freed_memory
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.version import __version__
 
@@ -78,6 +79,7 @@ def main() -> None:
     """The entry point."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM is treated like Ctrl-C
     warnings.formatwarning = _one_line
+    keep_freed_memory()
     try:
         with bash_words(os.environ):
             app()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import warnings
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fedstill.cli.options import reading_in
 from fedstill.core.console import console, megabytes, remark
 from fedstill.core.errors import FedstillError
 
@@ -27,6 +30,10 @@ MOST_SHOWN = 20  # classes of a matrix on the console
 
 Folder = Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a run or a fused model, or a bundle.")]
 Model = Annotated[str | None, typer.Option(help="The name of the model, if a run has several.")]
+Reads = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="How images are read: data.range=[0,4095], data.unreadable=skip."),
+]
 TrustCode = Annotated[
     bool, typer.Option("--trust-code", help="Open a model that contains or names a program. This runs its code.")
 ]
@@ -41,14 +48,21 @@ def predict(
     model: Model = None,
     out: Annotated[Path | None, typer.Option(help="Write a CSV file instead of lines.")] = None,
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Show all classes, not only the most likely.")] = False,
+    set_: Reads = None,
     trust_code: TrustCode = False,
 ) -> None:
     """Predict the class of images, texts or rows, one line each: the input, the class, and its probability."""
-    from fedstill.bundles.loading import load  # slow: imports torch
+    # slow: they import torch
+    from fedstill.bundles.loading import load
+    from fedstill.data.images import left_out
 
-    found = load(folder, model=model, trust_code=trust_code)
+    found, skips = _reading(load(folder, model=model, trust_code=trust_code), set_)
     names, given = _asked(found, inputs)
-    shares = found.predict(given, probabilities=True)
+    skipped: dict[int, str] | None = {} if skips else None
+    shares = found.predict(given, probabilities=True, skipped=skipped)
+    if skipped:
+        warnings.warn(left_out("the images", list(skipped.values())), stacklevel=1)
+        names = [name for i, name in enumerate(names) if i not in skipped]
     names = names or [f"row {number}" for number in range(1, len(shares) + 1)]
     said = [(found.classes[int(row.argmax())], float(row.max())) for row in shares]
     if out is not None:
@@ -63,6 +77,20 @@ def predict(
     for name, (word, share), row in zip(names, said, shares, strict=True):
         more = "  " + ", ".join(f"{c} {p:.3f}" for c, p in zip(found.classes, row.tolist(), strict=True)) if probabilities else ""
         remark(f"{name}  {word}  {share:.3f}{more}")
+
+
+def _reading(found: Classifier, assignments: list[str] | None) -> tuple[Classifier, bool]:
+    """The model with images read as the user says, and whether images that cannot be decoded are left out."""
+    from fedstill.core.options import validated  # slow: imports pydantic
+    from fedstill.data.reading import Reading
+
+    said, others = reading_in(assignments or [])
+    others += [f"data.{name}" for name in said if name not in ("range", "unreadable")]
+    if others:
+        raise FedstillError(f"--set takes data.range and data.unreadable here, not '{others[0]}'")
+    reading = validated(Reading, said, "data")
+    made = found.preprocessing if reading.range is None else replace(found.preprocessing, range=reading.range)
+    return replace(found, preprocessing=made), reading.unreadable == "skip"
 
 
 def _asked(found: Classifier, inputs: list[str]) -> tuple[list[str], Any]:
@@ -100,6 +128,7 @@ def evaluate(
     label: Annotated[str | None, typer.Option(help="The column of a table that holds the classes.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write all figures as JSON.")] = None,
     page: Annotated[Path | None, typer.Option(help="Write all figures as a page, such as figures.html.")] = None,
+    set_: Reads = None,
     trust_code: TrustCode = False,
 ) -> None:
     """Evaluate a model on labelled data: accuracy, figures by class, and the confusion matrix."""
@@ -109,11 +138,11 @@ def evaluate(
     from fedstill.report.evaluation import evaluation_page
     from fedstill.run.pulse import alive
 
-    found = load(folder, model=model, trust_code=trust_code)
+    found, skips = _reading(load(folder, model=model, trust_code=trust_code), set_)
     figures = {}
     for source in data:
         with alive(remark, partial("evaluating on {}".format, source)):
-            one = figures[source] = found.evaluate(source, label=label)
+            one = figures[source] = found.evaluate(source, label=label, unreadable="skip" if skips else "error")
         _show(source, one)
     if out is not None:
         atomic_write(out, json.dumps({source: one.to_json() for source, one in figures.items()}, indent=2) + "\n")

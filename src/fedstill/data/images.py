@@ -21,7 +21,7 @@ from fedstill.core.errors import FedstillError, first_line
 from fedstill.data.depth import Depth, deep_image, is_deep, measure, rawmode
 from fedstill.data.raw import Deep, Encoded, Header, Limits
 
-__all__ = ["Look", "Unreadable", "cannot_decode", "header_of", "look_at", "png_grid", "resized", "stack_images"]
+__all__ = ["Look", "Unreadable", "cannot_decode", "header_of", "left_out", "look_at", "png_grid", "resized", "stack_images"]
 
 _GREY_MODES = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
 _ORIENTATION = 0x0112
@@ -30,6 +30,7 @@ _LIGHT = 192  # ink lighter than this would be lost on white
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 _16_BITS = (0.0, 65535.0)
 _LOOKED_AT = 100  # transparent images whose ink decides on the background
+NAMED = 10  # of the images that could not be decoded, this many are named
 _PIECE = 64  # images that a thread decodes at a time
 Unreadable = list[tuple[str, str]]  # an image's name, and why it cannot be decoded
 
@@ -124,6 +125,17 @@ def _tried(item: Encoded, make: Callable[[Encoded], Found], unreadable: str) -> 
 def cannot_decode(name: str, reason: str) -> FedstillError:
     """The error for an image that cannot be decoded."""
     return FedstillError(f"{name} cannot be decoded: {reason} (data.unreadable = 'skip' leaves such images out)")
+
+
+def left_out(name: str, images: Sequence[str]) -> str:
+    """The message about images that could not be decoded.
+
+    >>> left_out("site", ["'a.jpg'"])
+    "1 image of 'site' left out as undecodable: 'a.jpg'"
+    """
+    more = f" and {len(images) - NAMED} more" if len(images) > NAMED else ""
+    count = "1 image" if len(images) == 1 else f"{len(images)} images"
+    return f"{count} of '{name}' left out as undecodable: {', '.join(images[:NAMED])}{more}"
 
 
 def _values(item: Encoded) -> Deep:

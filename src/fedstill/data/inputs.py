@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from fedstill.core.errors import FedstillError, first_line
 from fedstill.data.cache import cache_folder
 from fedstill.data.depth import domain_range
 from fedstill.data.folders import IMAGES, encoded_image
-from fedstill.data.images import cannot_decode, look_at, stack_images
+from fedstill.data.images import cannot_decode, left_out, look_at, stack_images
 from fedstill.data.raw import Encoded, Limits, Raw, RawSplit
 from fedstill.data.reading import Reading
 from fedstill.data.rows import Rows
@@ -67,8 +68,11 @@ class Preprocessing:
 
     # -- from a program's values ---------------------------------------------------------------------------------------------
 
-    def batches(self, inputs: Inputs, size: int, *, standardised: bool = False) -> Iterator[Tensor]:
-        """The inputs as tensors that a network can normalise, ``size`` at a time, so that a folder may be of any size."""
+    def batches(
+        self, inputs: Inputs, size: int, *, standardised: bool = False, skipped: dict[int, str] | None = None
+    ) -> Iterator[Tensor]:
+        """The inputs as tensors that a network can normalise, ``size`` at a time, so that a folder may be of any size. Images
+        that cannot be decoded are an error, or go to ``skipped``: position -> name."""
         if self.kind == "vector":
             yield from torch.split(self._vectors(inputs, standardised), size)
             return
@@ -79,7 +83,8 @@ class Preprocessing:
             return
         listed: list[Any] = [inputs] if isinstance(inputs, str | Path | Image.Image) else list(inputs)
         if self.kind == "image" and all(isinstance(one, str | Path | Image.Image) for one in listed):
-            yield from self._pictures([item for one in listed for item in _encoded(one)], size)
+            for x, _ in self._pictures([item for one in listed for item in _encoded(one)], size, skipped):
+                yield x
             return
         for start in range(0, len(listed), size):
             yield self._batch(listed[start : start + size])
@@ -92,23 +97,29 @@ class Preprocessing:
         except (TypeError, ValueError, RuntimeError) as error:
             raise FedstillError(f"the model takes {self.wanted}: {first_line(error)}") from error
 
-    def _pictures(self, items: Sequence[Encoded], size: int) -> Iterator[Tensor]:
-        """Images as in training: upright, in the model's size and channels, deep ones by their range."""
+    def _pictures(
+        self, items: Sequence[Encoded], size: int, skipped: dict[int, str] | None
+    ) -> Iterator[tuple[Tensor, np.ndarray]]:
+        """Images as in training: upright, in the model's size and channels, deep ones by their range; and their positions."""
         if not items:
             return
-        seen = look_at(lambda: iter(items), "error", "the images")
+        seen = look_at(lambda: iter(items), "error" if skipped is None else "skip", "the images")
         limits = self.range if seen.deep else None
         if seen.depth is not None:
             limits = domain_range(seen.depth, self.range, "the images")
         channels, height, width = self.shape
         for start in range(0, len(items), size):
             part = items[start : start + size]
-            x, _, lost = stack_images(
+            x, kept, lost = stack_images(
                 part, len(part), (channels, height, width), background=seen.background, limits=limits, own=self.range is None
             )
-            if lost:
+            if lost and skipped is None:
                 raise cannot_decode(*lost[0])
-            yield x
+            if skipped is not None:
+                others = np.setdiff1d(np.arange(len(part)), kept, assume_unique=True)
+                skipped.update({start + int(i): name for i, (name, _) in zip(others, lost, strict=True)})
+            if len(kept):
+                yield x, start + kept
 
     def _vectors(self, inputs: Inputs, standardised: bool) -> Tensor:
         if isinstance(inputs, str | Path):
@@ -145,9 +156,12 @@ class Preprocessing:
 
     # -- from a data set -----------------------------------------------------------------------------------------------------
 
-    def labelled(self, source: str | Path, classes: Sequence[str], label: str | None = None) -> Samples:
+    def labelled(
+        self, source: str | Path, classes: Sequence[str], label: str | None = None, unreadable: Literal["error", "skip"] = "error"
+    ) -> Samples:
         """All samples of a data set, its labels as indices into ``classes``. ``SOURCE#test`` stands for its test samples alone:
-        those that a run holds out if the source has none."""
+        those that a run holds out if the source has none. Images that cannot be decoded are an error, or left out with a
+        warning (``unreadable = "skip"``)."""
         place, _, part = str(source).partition("#")
         kind = {"vector": "table"}.get(self.kind, self.kind)
         raw = find_source(place, None, cache_folder(None), Reading(kind=kind, label=label or self.label)).raw  # type: ignore[arg-type]
@@ -162,8 +176,21 @@ class Preprocessing:
         if raw.test is not None and part:
             found = [raw.train if part == "train" else raw.test]
         places = torch.tensor([list(classes).index(name) for name in raw.classes])
-        y = torch.cat([torch.from_numpy(np.asarray(split.labels, dtype=np.int64)) for split in found])
-        samples = Samples(torch.cat([self._split(raw, split, place) for split in found]), places[y])
+        skipped: dict[int, str] | None = {} if unreadable == "skip" and raw.kind == "image" else None
+        lost: list[str] = []
+        parts: list[Samples] = []
+        for split in found:
+            x = self._split(raw, split, place, skipped)
+            y_split = torch.from_numpy(np.asarray(split.labels, dtype=np.int64))
+            if skipped:
+                y_split = y_split[[i not in skipped for i in range(len(y_split))]]
+                lost += skipped.values()
+                skipped.clear()
+            parts.append(Samples(x, places[y_split]))
+        if lost:
+            warnings.warn(left_out(place, lost), stacklevel=2)
+        y = torch.cat([one.y for one in parts if one.y is not None])
+        samples = Samples(torch.cat([one.x for one in parts]), y)
         if raw.test is None and part:
             held = held_out(y.numpy())
             samples = samples.take(held if part == "test" else np.setdiff1d(np.arange(len(y)), held, assume_unique=True))
@@ -171,11 +198,11 @@ class Preprocessing:
             raise FedstillError(f"'{source}' has no samples")
         return samples
 
-    def _split(self, raw: Raw, split: RawSplit, place: str) -> Tensor:
+    def _split(self, raw: Raw, split: RawSplit, place: str, skipped: dict[int, str] | None) -> Tensor:
         if raw.kind not in {"vector": ("vector", "table")}.get(self.kind, (self.kind,)):
             raise FedstillError(f"the model takes {self.wanted}, and '{place}' holds another kind of data")
         if raw.kind == "image":
-            return torch.cat(list(self._pictures(list(split.rows()), 256)))
+            return torch.cat([x for x, _ in self._pictures(list(split.rows()), 256, skipped)])
         if raw.kind == "text":
             assert self.text is not None
             return tokenize(list(split.rows()), self.text)

@@ -16,7 +16,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.data.cache import cache_folder, cached
 from fedstill.data.columns import plan_of, settled
 from fedstill.data.depth import domain_range
-from fedstill.data.images import Unreadable, cannot_decode, stack_images
+from fedstill.data.images import Unreadable, cannot_decode, left_out, stack_images
 from fedstill.data.looks import Seen, look
 from fedstill.data.raw import Raw, RawSplit
 from fedstill.data.reading import Reading
@@ -29,7 +29,6 @@ __all__ = ["aligned", "common_classes", "load_domain", "load_domains"]
 
 Classes = Literal["same", "union", "position"]
 Progress = Callable[[str, int, int], None]  # told what is done, how many samples of it, and of how many
-NAMED = 10  # of the images that could not be decoded, this many are named
 
 
 def load_domain(
@@ -252,7 +251,7 @@ def _domain(name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], 
     lost = facts["unreadable"]
     if lost and reading.unreadable == "error":
         raise cannot_decode(*lost[0])
-    notes = (_left_out(name, [image for image, _ in lost]),) if lost else ()
+    notes = (left_out(name, [image for image, _ in lost]),) if lost else ()
     if len(tensors.get("whole.x", tensors.get("train.x", ()))) == 0:
         raise FedstillError(f"none of the images of '{name}' can be decoded")
     columns = plan.names if plan is not None else ()
@@ -262,13 +261,6 @@ def _domain(name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], 
     train = Samples(tensors["train.x"], tensors.get("train.y"))
     test = Samples(tensors["test.x"], tensors.get("test.y"))
     return Domain(name, train, test, tuple(facts["classes"]), columns=columns, notes=notes)
-
-
-def _left_out(name: str, images: Sequence[str]) -> str:
-    """The message about images that could not be decoded."""
-    more = f" and {len(images) - NAMED} more" if len(images) > NAMED else ""
-    count = "1 image" if len(images) == 1 else f"{len(images)} images"
-    return f"{count} of '{name}' left out as undecodable: {', '.join(images[:NAMED])}{more}"
 
 
 def _ready(

@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fedstill.core.allocator import keep_freed_memory
+
 
 def ready() -> None:
     """Import what every worker needs."""
@@ -41,6 +43,7 @@ def main() -> None:
     from fedstill.engine.turn import client_turn
     from fedstill.task import Task
 
+    keep_freed_memory()
     if hello["threads"]:
         torch.set_num_threads(hello["threads"])
     import_plugged(hello["plugins"])

@@ -44,16 +44,34 @@ class Classifier:
 
     @overload
     def predict(
-        self, inputs: Inputs, *, probabilities: Literal[False] = False, standardised: bool = False, batch_size: int = BATCH
+        self,
+        inputs: Inputs,
+        *,
+        probabilities: Literal[False] = False,
+        standardised: bool = False,
+        batch_size: int = BATCH,
+        skipped: dict[int, str] | None = None,
     ) -> list[str]: ...
 
     @overload
     def predict(
-        self, inputs: Inputs, *, probabilities: Literal[True], standardised: bool = False, batch_size: int = BATCH
+        self,
+        inputs: Inputs,
+        *,
+        probabilities: Literal[True],
+        standardised: bool = False,
+        batch_size: int = BATCH,
+        skipped: dict[int, str] | None = None,
     ) -> Tensor: ...
 
     def predict(
-        self, inputs: Inputs, *, probabilities: bool = False, standardised: bool = False, batch_size: int = BATCH
+        self,
+        inputs: Inputs,
+        *,
+        probabilities: bool = False,
+        standardised: bool = False,
+        batch_size: int = BATCH,
+        skipped: dict[int, str] | None = None,
     ) -> list[str] | Tensor:
         """The class of each input, or with ``probabilities`` a tensor (n, classes) in the order of ``classes``.
 
@@ -61,20 +79,28 @@ class Classifier:
         height, width, channels) of any size; they are turned upright, resized and normalised as in training. Float images are
         inputs as the network takes them, normalised already. Texts are strings. Rows are an array (n, columns), dictionaries, a
         data frame or the path of a table; they are standardised as in training, unless they are ``standardised`` already.
+
+        An image that cannot be decoded is an error. If a dictionary ``skipped`` is given, such images go there, position -> name,
+        and have no prediction.
         """
-        shares = self.logits(inputs, standardised=standardised, batch_size=batch_size).softmax(1)
+        shares = self.logits(inputs, standardised=standardised, batch_size=batch_size, skipped=skipped).softmax(1)
         return shares if probabilities else [self.classes[i] for i in shares.argmax(1).tolist()]
 
-    def logits(self, inputs: Inputs, *, standardised: bool = False, batch_size: int = BATCH) -> Tensor:
+    def logits(
+        self, inputs: Inputs, *, standardised: bool = False, batch_size: int = BATCH, skipped: dict[int, str] | None = None
+    ) -> Tensor:
         """The network's outputs (n, classes), on the CPU."""
-        batches = self.preprocessing.batches(inputs, batch_size, standardised=standardised)
+        batches = self.preprocessing.batches(inputs, batch_size, standardised=standardised, skipped=skipped)
         parts = [predict_logits(self.network, Samples(x)).cpu() for x in batches]
         return torch.cat(parts) if parts else torch.empty(0, len(self.classes))
 
-    def evaluate(self, data: str | Path | Samples, *, label: str | None = None) -> Confusion:
+    def evaluate(
+        self, data: str | Path | Samples, *, label: str | None = None, unreadable: Literal["error", "skip"] = "error"
+    ) -> Confusion:
         """The confusion matrix on labelled data. ``data`` is anything that ``data.domains`` may name, or samples whose labels are
-        indices into ``classes``; ``label`` is the column of a table that holds the classes."""
-        samples = data if isinstance(data, Samples) else self.preprocessing.labelled(data, self.classes, label)
+        indices into ``classes``; ``label`` is the column of a table that holds the classes. Images that cannot be decoded are an
+        error, or left out with a warning (``unreadable = "skip"``)."""
+        samples = data if isinstance(data, Samples) else self.preprocessing.labelled(data, self.classes, label, unreadable)
         if samples.y is None:
             raise FedstillError("there are no labels to compare with")
         return confusion(samples.y, predict_logits(self.network, samples).argmax(1), self.classes)

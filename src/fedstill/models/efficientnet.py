@@ -13,7 +13,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .layers import channels_last, he_initialise
+from .layers import channels_last, he_initialise, over_pixels, reordered
 from .network import Architecture, Network, Step
 
 __all__ = ["ARCHITECTURES", "EfficientNetLite", "MBConv", "SameConv2d", "efficientnet_lite"]
@@ -91,11 +91,11 @@ class EfficientNetLite(Network):
         return F.relu6(self.bn0(self.conv_stem(channels_last(x))))
 
     def _pooled(self, x: Tensor) -> Tensor:
-        return F.relu6(self.bn1(self.conv_head(x))).mean((2, 3))
+        return over_pixels(F.relu6(self.bn1(self.conv_head(channels_last(x)))))
 
     def steps(self) -> list[Step]:
         """The stem, every block, and the wide convolution with the mean."""
-        blocks = [Step(block, (f"blocks.{i}",)) for i, block in enumerate(self.blocks)]
+        blocks = [Step(reordered(block), (f"blocks.{i}",)) for i, block in enumerate(self.blocks)]
         return [Step(self._stem, ("conv_stem", "bn0")), *blocks, Step(self._pooled, ("conv_head", "bn1"))]
 
     def backbone(self, x: Tensor) -> Tensor:

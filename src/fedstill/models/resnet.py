@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedstill.core.errors import FedstillError
 
-from .layers import channels_last, he_initialise, norm_layer, small_stem
+from .layers import channels_last, he_initialise, norm_layer, reordered, small_stem
 from .network import Architecture, Network, Step
 
 __all__ = ["ARCHITECTURES", "BasicBlock", "Bottleneck", "ResNet", "Residual", "cifar_resnet", "resnet"]
@@ -118,7 +118,7 @@ class ResNet(Network):
     def steps(self) -> list[Step]:
         """The stem, every residual block, the last with the mean over the pixels."""
         names = [f"{stage}.{i}" for stage in self.stages for i in range(len(self.get_submodule(stage)))]  # type: ignore[arg-type]
-        blocks = [Step(self.get_submodule(name), (name,)) for name in names]
+        blocks = [Step(reordered(self.get_submodule(name)), (name,)) for name in names]
         last = Step(lambda x: blocks[-1].call(x).mean((2, 3)), blocks[-1].modules)
         return [Step(self._stem, ("conv1", "bn1")), *blocks[:-1], last]
 

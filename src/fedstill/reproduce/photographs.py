@@ -31,6 +31,7 @@ FUSING: dict[str, dict[str, Any]] = {
     "FedD3A-onehot": {"name": "fedd3a", "weighting": "onehot", "distillation": DISTILLATION},
     "FedD3A-soft": {"name": "fedd3a", "distillation": DISTILLATION},
 }
+JUDGED = {f"{row} judged": {**FUSING[row], "line": {}} for row in ("FedDF", "FedD3A-soft")}  # where students lose: skewed
 AVERAGES = ("FedAvg", "FedProx")  # they cannot average different heads
 ADAPTING: dict[str, dict[str, Any]] = {
     "Source only": {"name": "fedavg"},
@@ -40,12 +41,12 @@ ADAPTING: dict[str, dict[str, Any]] = {
     "KDCL, target trained": {"name": "kdcl", "train_target": True},
     "FADA": {"name": "fada", "sync_every": 4},  # it aligns the backbone: not above a frozen one
 }
-LAST = {  # a sample costs fifty times as much as with a head alone, so there are fewer; smaller batches keep the steps
-    "data": {"limit": 200, "test_limit": 200},
+LAST = {  # a sample costs twenty times as much as with a head alone, so there are fewer; smaller batches keep the steps
+    "data": {"limit": 100, "test_limit": 200},
     "model": {"train": "last:2"},
     "local": {"batch_size": 32, "backbone_rate": 0.1},
 }
-FEWER = {"distillation": {"steps": 50, "batch_size": 32}}
+FEWER = {"one": 50, "ten": 25}  # the student's steps a round there, in batches of 32
 TARGETS = (0.7, 0.8, 0.84)  # of the text runs, as in FedDF's Table 4; its own are for a trained DistilBERT
 TEXTS = {"ag_news": "sst2", "sst2": "ag_news"}
 
@@ -63,8 +64,10 @@ def settings(plan: Plan) -> Iterator[tuple[str, str, dict[str, Any]]]:
             f"last:2 ten rounds {pool}": laid_over(ten, LAST),
         }
         for column, tree in protocols.items():
-            for row, options in FUSING.items():
-                fewer = FEWER if column.startswith("last:2") and row not in AVERAGES else {}
+            for row, options in {**FUSING, **(JUDGED if column.startswith("skewed") else {})}.items():
+                fewer = {}
+                if column.startswith("last:2") and row not in AVERAGES:
+                    fewer = {"distillation": {"steps": FEWER[column.split()[1]], "batch_size": 32}}
                 yield row, column, {**tree, "algorithm": laid_over(options, fewer)}
         for row, options in FUSING.items():
             if row not in AVERAGES:
