@@ -64,12 +64,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data")
     parser.add_argument("--model", default="cnn-small")
+    parser.add_argument("--preset", default="paper", choices=["paper", "converging", "authors-code"], help="the game")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--distillation-steps", type=int, default=100)
     parser.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
     arguments = parser.parse_args()
-    dafkd: dict[str, Any] = {"name": "dafkd"}
+    dafkd: dict[str, Any] = {"name": "dafkd", "preset": arguments.preset}
     if arguments.smoke:
         arguments.data, arguments.repeat, arguments.steps, arguments.distillation_steps = None, 1, 1, 1
         dafkd["source"] = {"size": 32}

@@ -12,6 +12,7 @@ from fedstill.local.adversarial import (
     Discriminator,
     Game,
     adversarial_loss,
+    generated_statistics,
     generator_loss,
     gradient_penalty,
     mode_seeking,
@@ -288,14 +289,18 @@ def test_the_classifier_judges_the_clients_own_labels_and_the_discriminator_sees
     assert judged.tolist() == batch.y.tolist()
 
 
-def test_the_generators_loss_is_the_sum_of_its_terms():
+@pytest.mark.parametrize("sharing", [True, False])
+def test_the_generators_loss_is_the_sum_of_its_terms(sharing):
+    """Also if discriminator and classifier read the features of one pass."""
     options = {"generator_loss": "non-saturating", "mode_seeking": 0.1, "label": 0.5}
-    network, generator, _, game, batch = parts(**options, generator_optimizer=Optimizer(name="sgd", lr=1.0))
+    sgd = Optimizer(name="sgd", lr=1.0)
+    network, generator, _, game, batch = parts(sharing=sharing, **options, generator_optimizer=sgd)
     before, after = stepped(game, generator, batch)
     noise, labels = game.drawn(batch, mine=True, pairs=True)
     made = generator(noise, labels)
     loss = generator_loss(game.discriminate(made, network), "non-saturating") + 0.1 * mode_seeking(noise, made)
-    loss = loss + 0.5 * torch.nn.functional.cross_entropy(game.classify(made, network), labels)
+    with generated_statistics(network, "batch"):
+        loss = loss + 0.5 * torch.nn.functional.cross_entropy(network(made), labels)
     for slope, old, new in zip(torch.autograd.grad(loss, list(generator.parameters())), before, after, strict=True):
         torch.testing.assert_close(new, old - slope, atol=1e-4, rtol=1e-3)
 

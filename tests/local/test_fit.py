@@ -34,10 +34,11 @@ def network(name="mlp", **options):
 def test_an_optimiser_without_the_compiler_takes_torchs_own_steps(name):
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
     more = {"momentum": 0.9} if name == "sgd" else {"betas": (0.8, 0.9)}
-    ours, plain = network(), network()
+    ours, plain, slow = network(), network(), network()
     options = Optimizer(name=name, lr=0.1, weight_decay=0.01, **more)
     pairs = [(ours, make_optimizer(options, list(ours.parameters())))]
-    pairs.append((plain, kind(plain.parameters(), lr=0.1, weight_decay=0.01, foreach=True, **more)))
+    pairs.append((plain, kind(plain.parameters(), lr=0.1, weight_decay=0.01, fused=True, **more)))
+    pairs.append((slow, kind(slow.parameters(), lr=0.1, weight_decay=0.01, foreach=False, **more)))
     for model, optimizer in pairs:
         assert isinstance(optimizer, kind)
         for x in torch.linspace(-1, 1, 48).view(3, 1, 1, 4, 4):
@@ -45,6 +46,7 @@ def test_an_optimiser_without_the_compiler_takes_torchs_own_steps(name):
             model(x).square().sum().backward()
             optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
+    torch.testing.assert_close(list(ours.parameters()), list(slow.parameters()), atol=1e-5, rtol=1e-5)
 
 
 START = """

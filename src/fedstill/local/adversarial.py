@@ -253,11 +253,18 @@ class Game:
         samples: Tensor = self.generator(noise) if labels is None else self.generator(noise, labels)
         return samples
 
-    def classify(self, generated: Tensor, network: Network) -> Tensor:
-        """The classifier's logits of generated samples (or features)."""
+    def told(self, generated: Tensor, network: Network, classify: bool) -> tuple[Tensor, Tensor | None]:
+        """The discriminator's logits of generated samples (or features), and the classifier's if wanted: both heads read the
+        same features where layers are shared, so one pass through them serves both."""
+        if not classify:
+            return self.discriminate(generated, network), None
+        if self.features:
+            return self.discriminator.judge(generated), network.head(generated)
         with generated_statistics(network, self.options.generated_norm):
-            logits: Tensor = network.head(generated) if self.features else network(generated)
-        return logits
+            found = network.features(generated)
+        apart = self.discriminator.own is not None
+        judged = self.discriminate(generated, network) if apart else self.discriminator.judge(found)
+        return judged, network.head(found)
 
     def discriminate(self, generated: Tensor, network: Network, share: float = 1.0) -> Tensor:
         """The discriminator's logits of generated samples (or features). ``share`` scales the gradient in shared layers."""
@@ -308,11 +315,12 @@ class Game:
         # a client's classifier knows nothing of labels that it never saw
         noise, labels = self.drawn(batch, mine=options.label > 0, pairs=options.mode_seeking > 0)
         generated = self.made(noise, labels)
-        loss = generator_loss(self.discriminate(generated, batch.network), options.generator_loss)
+        judged, logits = self.told(generated, batch.network, classify=options.label > 0 and labels is not None)
+        loss = generator_loss(judged, options.generator_loss)
         if options.mode_seeking:
             loss = loss + options.mode_seeking * mode_seeking(noise, generated)
-        if options.label and labels is not None:
-            loss = loss + options.label * F.cross_entropy(self.classify(generated, batch.network), labels)
+        if logits is not None and labels is not None:
+            loss = loss + options.label * F.cross_entropy(logits, labels)
         parameters = list(self.generator.parameters())
         # only the generator's gradients are computed: the classifier's are neither needed nor touched
         for parameter, slope in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):

