@@ -13,6 +13,7 @@ from fedstill.algorithms.kd3a import KD3AOptions, domain_weights, smoothed
 from fedstill.core.errors import FedstillError
 from fedstill.fusion.distillation.distil import mixed
 from fedstill.fusion.vote_norm import by_batch_statistics
+from fedstill.models.predict import accuracy
 from fedstill.run.loop import run
 from tests.algorithms.adaptation import algorithm_of, exchange, tiny
 
@@ -52,6 +53,10 @@ def test_backbones_become_their_weighted_sum_and_classifiers_stay(vote_norm: str
     assert weights["target"] == pytest.approx(round.notes["known"] / 3)
     assert not torch.equal(model["head.weight"], before["head.weight"])  # the target's own, trained on the votes
     trained, _ = algorithm.learn(server, *_table(algorithm, replies, round), round)
+    [test] = algorithm.task.tests.values()
+    own = algorithm.task.networks.load("cnn-small", trained, role="student")
+    assert round.notes["target_accuracy"] == accuracy(own, test)  # before the merge
+    assert round.notes["confident"] == {"share": 1.0, "accuracy": round.notes["ensemble_accuracy"]}  # nothing is below this gate
     expected = weights["target"] * trained["fc.0.weight"] + sum(weights[r.client] * r.model["fc.0.weight"] for r in replies)
     torch.testing.assert_close(model["fc.0.weight"], expected, atol=1e-6, rtol=1e-5)
     stats = weights["target"] * trained["body.2.running_mean"]

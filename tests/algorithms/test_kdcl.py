@@ -91,6 +91,14 @@ def test_the_gate_moves_with_the_rounds():
     assert less < more  # fewer samples have a vote
 
 
+def test_the_history_has_the_share_above_the_gate_and_its_accuracy(tmp_path: Path):
+    gate = {"gate": {"start": 0.0, "end": 0.9, "reach": True}}
+    opened, closed = run(tiny("kdcl", epochs=3, contributions=gate), tmp_path).history
+    assert opened["confident"] == {"share": 1.0, "accuracy": opened["ensemble_accuracy"]}
+    assert closed["confident"]["share"] < 1
+    assert closed["confident"]["accuracy"] != closed["ensemble_accuracy"]
+
+
 def test_what_is_measured_is_what_is_taught():
     voting = {"gate": {"start": 0.3, "end": 0.4}, "variant": "kd3a"}
     algorithm = algorithm_of(tiny("kdcl", contributions=voting))

@@ -169,6 +169,20 @@ def test_weightings(cli, tmp_path: Path, site: Path, weighting: str) -> None:
     assert sum(teacher["weight"] for teacher in weights) == pytest.approx(1, abs=1e-3)
 
 
+def test_a_weighting_takes_its_options(cli, tmp_path: Path, site: Path) -> None:
+    for name in "ab":
+        blob_bundle(tmp_path, name, range(3), hidden=[8])
+    words = ("fuse", "a.fed", "b.fed", "--unlabelled", site, "--steps", 1, "--weighting", "vote")
+    given = ("vote_norm=own", "gate.start=0", "gate.end=0")
+    status, _, err = cli(*words, *(word for text in given for word in ("--set", f"weighting_options.{text}")))
+    assert status == 0, err
+    facts = json.loads((tmp_path / "fused" / "fused.json").read_text())["settings"]
+    assert facts["weighting_options"] == {"vote_norm": "own", "gate": {"start": 0, "end": 0}}
+    status, _, err = cli(*words, "--set", "weighting_options.vote_nrom=own", "--out", "wrong")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "did you mean 'vote_norm'" in err
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from fedstill.fusion.merges.contributions import (
     shapley,
     shapley_sampled,
 )
+from fedstill.fusion.vote import knowledge_vote
 
 # three sources, three samples, two classes, gate 0.8
 Q = torch.tensor(
@@ -58,6 +59,20 @@ def test_a_contribution_can_be_negative_and_then_counts_nothing():
 def test_slices_add_up():
     members = torch.tensor([[True, True, False], [True, True, True]])
     torch.testing.assert_close(qualities([Q[:, :1], Q[:, 1:]], 0.8, members), value(members))
+
+
+@pytest.mark.parametrize("variant", ["kdcl", "kd3a"])
+@pytest.mark.parametrize("sources", [5, 13])  # from 13 on, samples are not grouped by who is heard
+def test_the_quality_of_every_subset_is_that_of_its_own_vote(variant: str, sources: int):
+    rng = torch.Generator().manual_seed(4)
+    q = (3 * torch.randn(sources, 120, 4, generator=rng)).softmax(2)
+    q[0, :3] = torch.tensor([0.75, 0.25, 0.0, 0.0])  # exactly the gate: heard by kdcl, not by kd3a
+    q[:, 3] = 0.25  # nobody is sure
+    members = torch.rand(40, sources, generator=rng) < 0.6
+    members[:2] = torch.tensor([[False], [True]])
+    expected = [knowledge_vote(q[m], 0.75, variant=variant).quality.double().sum() if m.any() else 0.0 for m in members]
+    found = qualities([q], 0.75, members, variant)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=1e-6)  # float32 sums
 
 
 def test_shapley_is_the_mean_over_all_orders_and_efficient():

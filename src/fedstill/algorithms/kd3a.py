@@ -32,7 +32,7 @@ from fedstill.fusion.vote import Gate, knowledge_vote
 from fedstill.fusion.vote_norm import VoteNorm, by_batch_statistics
 from fedstill.local.private import client_fit
 from fedstill.models.network import Network
-from fedstill.models.predict import BATCH
+from fedstill.models.predict import BATCH, accuracy
 from fedstill.models.statistics import buffer_names
 from fedstill.task import Task
 from fedstill.training.optimizers import by_depth, make_optimizer, optimizer_state, restore_optimizer
@@ -176,10 +176,10 @@ class KD3A(Algorithm[KD3AOptions]):
         names = [reply.client for reply in replies]
         drifted: dict[int, State] = {}
         table, focus = self.vote(teachers, pool.samples, gate, round, drifted)
-        self.note_votes(teachers, gate, round)
         note_focus(focus, names, gate, round)
         known = float((table.sample_weight > 0).double().mean()) if table.sample_weight is not None else 1.0
         target, memory = self.learn(server, table, pool.samples, round)
+        self.note_votes(teachers, target, gate, round)
         examples = [reply.samples for reply in replies] if options.by_examples else None
         shares, own = domain_weights(focus.values, known, examples)
         fresh = {**dict(zip(names, shares.tolist(), strict=True)), TARGET: own}
@@ -220,8 +220,8 @@ class KD3A(Algorithm[KD3AOptions]):
         count = (support > 0).to(support.dtype) if options.count == "mask" else support
         return Table(targets, torch.cat([vote.supporters for vote in votes]).to(targets.dtype), count), focus
 
-    def note_votes(self, teachers: Sequence[Teacher], gate: float, round: Round) -> None:
-        """Note the votes' accuracy on the test set, the target model's ceiling."""
+    def note_votes(self, teachers: Sequence[Teacher], target: State, gate: float, round: Round) -> None:
+        """Note the accuracy of the votes, the target model's ceiling, and of the target model before it is merged."""
         evaluation = self.task.config.evaluation
         if not evaluation.ensemble or not evaluation.due(round.number, round.total):
             return
@@ -229,8 +229,14 @@ class KD3A(Algorithm[KD3AOptions]):
         if test.y is None:
             return
         clock = time.perf_counter()
-        found = self.vote(teachers, test, gate, round, batch_size=evaluation.batch_size)[0].accuracy(test.y)
-        round.note(ensemble_accuracy=found, evaluate_seconds=time.perf_counter() - clock)
+        table = self.vote(teachers, test, gate, round, batch_size=evaluation.batch_size)[0]
+        found = accuracy(self.task.networks.load(self.prototype, target, role="student"), test, evaluation.batch_size)
+        round.note(
+            ensemble_accuracy=table.accuracy(test.y),
+            confident=table.confident(test.y),
+            target_accuracy=found,
+            evaluate_seconds=time.perf_counter() - clock,
+        )
 
     def learn(self, server: Server, table: Table, samples: Samples, round: Round) -> tuple[State, State]:
         """The target model, trained on the votes as the sources train on their labels, and its optimiser's state."""

@@ -76,7 +76,8 @@ def fuse(
             "--set",
             metavar="KEY=VALUE",
             help="An option of the distillation, e.g. --set temperature=2 --set optimizer.lr=0.01, of reading images, "
-            "e.g. --set data.range=[0,4095], or of private votes, e.g. --set privacy.votes.sigma=20.",
+            "e.g. --set data.range=[0,4095], of the weighting, e.g. --set weighting_options.vote_norm=own, or of private votes, "
+            "e.g. --set privacy.votes.sigma=20.",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="The device to compute on: cpu, cuda, ...")] = "cpu",
@@ -91,8 +92,9 @@ def fuse(
     from fedstill.fusion.ensemble import Space  # slow
 
     reading, learning = reading_in(list(set_ or []))
-    asked = [text for text in learning if text.strip().startswith("privacy.votes.")]
-    votes = settings({}, asked).get("privacy", {}).get("votes", {})
+    asked = [text for text in learning if text.strip().startswith(("privacy.votes.", "weighting_options."))]
+    named = settings({}, asked)
+    votes, weighting_options = named.get("privacy", {}).get("votes", {}), named.get("weighting_options", {})
     if votes:
         if weighting not in ("uniform", "private-votes"):
             raise FedstillError(f"privacy.votes counts every teacher's vote once: remove --weighting {weighting}")
@@ -109,7 +111,7 @@ def fuse(
             unlabelled or None,
             student,
             weighting=weighting,
-            weighting_options=votes or None,
+            weighting_options=votes or weighting_options or None,
             validation=validation or None,
             ensemble=ensemble,  # type: ignore[arg-type]
             targets=targets,  # type: ignore[arg-type]

@@ -47,6 +47,20 @@ class Table:
         """The ensemble's own accuracy, the student's ceiling."""
         return float((self.targets.argmax(1) == labels.to(self.targets.device)).double().mean())
 
+    def confident(self, labels: Tensor) -> dict[str, float | None]:
+        """The share of samples that teach anything, and the ensemble's accuracy on these.
+
+        >>> table = Table(torch.eye(2)[[0, 1, 1]], torch.ones(3, 1), torch.tensor([1.0, 1.0, 0.0]))
+        >>> table.confident(torch.tensor([0, 0, 1]))
+        {'share': 0.6666666666666666, 'accuracy': 0.5}
+        """
+        right = (self.targets.argmax(1) == labels.to(self.targets.device)).double()
+        counted = torch.ones_like(right) if self.sample_weight is None else (self.sample_weight > 0).double()
+        return {
+            "share": float(counted.mean()),
+            "accuracy": float((right * counted).sum() / counted.sum()) if counted.any() else None,
+        }
+
 
 def ensemble_table(
     teachers: Sequence[Teacher],

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedstill.core.options import Part
 
-__all__ = ["Gate", "Variant", "Vote", "knowledge_vote"]
+__all__ = ["Gate", "Variant", "Vote", "above", "knowledge_vote"]
 
 Variant = Literal["kdcl", "kd3a"]
 
@@ -80,7 +80,7 @@ def knowledge_vote(probabilities: Tensor, gate: float, *, variant: Variant = "kd
     n, sources, classes = q.shape
     electorate = torch.ones(1, sources, dtype=torch.bool, device=q.device) if members is None else members.to(q.device)
     confidence, best = q.max(2)  # (n, sources)
-    heard = confidence >= gate if variant == "kdcl" else confidence > gate
+    heard = above(confidence, gate, variant)
     voting = heard & electorate[:, None]  # (subsets, n, sources)
     if variant == "kdcl":
         consensus = _sums(voting, q).argmax(2)  # (subsets, n)
@@ -105,6 +105,11 @@ def knowledge_vote(probabilities: Tensor, gate: float, *, variant: Variant = "kd
     if members is not None:
         return vote
     return Vote(*(part[0] for part in (vote.knowledge, vote.consensus, vote.supporters, vote.support, vote.quality)))
+
+
+def above(confidence: Tensor, gate: float, variant: Variant) -> Tensor:
+    """Which confidences are heard: KDCL filters out those below the gate, KD3A's code also those equal to it."""
+    return confidence >= gate if variant == "kdcl" else confidence > gate
 
 
 def _sums(who: Tensor, q: Tensor) -> Tensor:

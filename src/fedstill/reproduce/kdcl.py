@@ -25,6 +25,8 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "SHOT": {"algorithm": {"name": "shot", "backbone_rate": 1.0, "pseudo": 0.1}},  # nothing is pretrained
     "FADA": {"algorithm": {"name": "fada"}},
     "KD3A": {"algorithm": {"name": "kd3a"}},
+    # the authors' sources keep their classifiers; on photographs their votes then get worse from round to round
+    "KD3A with merged classifiers": {"algorithm": {"name": "kd3a", "classifiers": "merge"}},
     "KDCL": {"algorithm": {"name": "kdcl"}},
     "KDCL with target training": {"algorithm": {"name": "kdcl", "train_target": True}},  # as KD3A does, on which it builds
 }

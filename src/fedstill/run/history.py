@@ -57,6 +57,8 @@ class Line(TypedDict, total=False):
     prototypes: dict[str, float]  # if there are several
     merged_accuracy: float | None  # before distillation
     ensemble_accuracy: float | None  # of the ensemble of teachers
+    confident: dict[str, float | None]  # of a vote on the test set: share of samples with a vote, accuracy on these
+    target_accuracy: float  # of KD3A's target model before it is merged
     bytes_down: int
     bytes_up: int
     sent: dict[str, int]  # bytes of each item in the replies that were used, summed over the clients

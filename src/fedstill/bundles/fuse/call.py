@@ -145,6 +145,7 @@ def fuse(
         about=about,
         settings={
             "weighting": chosen.weighting,
+            **({"weighting_options": chosen.weighting_options} if chosen.weighting_options and votes is None else {}),
             **({"votes": votes} if votes is not None else {}),
             "ensemble": chosen.ensemble,
             "seed": chosen.seed,

@@ -8,10 +8,11 @@ from fedstill.bundles.fuse.options import FuseOptions
 from fedstill.bundles.fuse.teachers import Team
 from fedstill.bundles.reference import load_reference, reference_id
 from fedstill.core.errors import FedstillError
+from fedstill.core.options import validated
 from fedstill.core.streams import stream
 from fedstill.data.samples import Samples
 from fedstill.fusion.ensemble import Table
-from fedstill.fusion.weightings import Weighting, WeightingContext, make_weighting, report_of
+from fedstill.fusion.weightings import Weighting, WeightingContext, make_weighting, options_kind, report_of
 from fedstill.models.network import Network
 from fedstill.models.predict import predict_logits
 
@@ -22,6 +23,9 @@ def weighting_of(team: Team, options: FuseOptions, device: torch.device, trunk: 
     """The requested weighting; it raises if the bundles lack what it needs. A common ``trunk`` is also the reference, and the
     samples are its outputs."""
     name = options.weighting
+    kind = options_kind(name)
+    if kind is not None:
+        validated(kind, options.weighting_options, "weighting_options")
     backbone = (trunk or reference_of(team, options.reference, device)) if report_of(name) == "projection" else None
     if name == "examples" and any(member.reply is None or not member.reply.samples for member in team.members):
         raise FedstillError("weighting 'examples' needs every bundle's number of samples")

@@ -230,7 +230,10 @@ def note_ceiling(
         task=task,
         logits=(wait() for wait in asked.logits) if asked is not None and asked.logits is not None else None,
     )
-    right = table.targets.argmax(1).cpu() == torch.cat([test.y for test in tests if test.y is not None])
+    labels = torch.cat([test.y for test in tests if test.y is not None])
+    right = table.targets.argmax(1).cpu() == labels
+    if table.sample_weight is not None:
+        round.note(confident=table.confident(labels))
     by_domain = [float(part.double().mean()) for part in right.split([len(test) for test in tests])]
     round.note(
         ensemble_accuracy=fmean(by_domain),

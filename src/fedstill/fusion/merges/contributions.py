@@ -8,7 +8,7 @@ sources could leave.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +23,7 @@ from fedstill.fusion.ensemble import SpooledLogits, spooled_logits
 from fedstill.fusion.merges.average import merge_models
 from fedstill.fusion.merges.contract import merge
 from fedstill.fusion.teacher import teachers_of
-from fedstill.fusion.vote import Gate, Variant, knowledge_vote
+from fedstill.fusion.vote import Gate, Variant, above, knowledge_vote
 from fedstill.fusion.vote_norm import VoteNorm, voters
 from fedstill.task import Task
 
@@ -82,14 +82,32 @@ def qualities(slices: Iterable[Tensor], gate: float, members: Tensor, variant: V
     [1.85, 0.9, 0.0]
     """
     found = torch.zeros(len(members), dtype=torch.float64)
+    members = members.to(torch.bool)
     for probabilities in slices:
         sources, _, classes = probabilities.shape
         part = max(1, CELLS // max(1, len(members) * (sources + classes)))
         for some in probabilities.split(part, 1):
-            step = max(1, CELLS // (some.shape[1] * (sources + classes)))
-            worth = [knowledge_vote(some, gate, variant=variant, members=m).quality.sum(1) for m in members.split(step)]
-            found += torch.cat(worth).to("cpu", torch.float64)
+            for rows, audible in _by_audience(some, gate, variant):
+                # sources that are not heard change nothing, so many subsets are one and the same
+                distinct, place = (members & audible).unique(dim=0, return_inverse=True)
+                step = max(1, CELLS // (rows.shape[1] * (sources + classes)))
+                worth = [knowledge_vote(rows, gate, variant=variant, members=m).quality.sum(1) for m in distinct.split(step)]
+                found += torch.cat(worth).to("cpu", torch.float64)[place]
     return found
+
+
+def _by_audience(probabilities: Tensor, gate: float, variant: Variant) -> Iterator[tuple[Tensor, Tensor]]:
+    """The samples in groups with the same sources above the gate, and which these are. With many sources hardly two samples have
+    the same, so all samples are one group and every source may be heard. Samples of which no source is sure have quality 0."""
+    sources = probabilities.shape[0]
+    heard = above(probabilities.amax(2).T, gate, variant)
+    if sources > EXACT:
+        yield probabilities, torch.ones(sources, dtype=torch.bool)
+        return
+    codes = (heard.long() << torch.arange(sources, device=heard.device)).sum(1)
+    for code in codes.unique().tolist():
+        if code:
+            yield probabilities[:, codes == code], (code >> torch.arange(sources)) & 1 == 1
 
 
 def leave_one_out(value: Value, sources: int) -> Focus:
