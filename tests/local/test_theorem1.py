@@ -6,13 +6,14 @@ import math
 
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from fedstill.local.adversarial import Adversarial, Discriminator, Game
 from fedstill.models import build, build_generator
 from fedstill.training.fit import Batch
 
 CENTRES, SPREAD = torch.tensor([[-0.5, -0.3], [0.5, -0.3], [0.0, 0.5]]), 0.15  # three clients, a Gaussian each
-ADAM = {"name": "adam", "lr": 1e-3, "weight_decay": 0.0, "betas": [0.5, 0.99]}
+ADAM = {"name": "adam", "lr": 4e-4, "weight_decay": 0.0, "betas": [0.5, 0.99]}
 
 
 def drawn(k: int, n: int, rng: torch.Generator) -> Tensor:
@@ -42,25 +43,30 @@ def test_theorem_1_in_two_dimensions():
     ]
     with torch.no_grad():
         real = torch.cat([drawn(k, 400, rng) for k in range(3)])
-        before = energy(generator.sample(1200, rng)[0].view(-1, 2), real.view(-1, 2))
-    for step in range(350):
+    # the players circle around the optimum, each step depending on the last bits of the one before; their mean stays near it
+    mean = AveragedModel(generator, multi_avg_fn=get_ema_multi_avg_fn(0.985), use_buffers=True)
+    for step in range(490):
+        if step == 410:  # then the discriminators settle
+            generator.load_state_dict(mean.module.state_dict())
         for k, network in enumerate(networks):
-            x = drawn(k, 64, rng)
+            x = drawn(k, 96, rng)
             f = network.features(x)
-            batch = Batch(network, x, torch.zeros(64, dtype=torch.long), f, network.head(f), step, rng)
+            batch = Batch(network, x, torch.zeros(96, dtype=torch.long), f, network.head(f), step, rng)
             learners[k].zero_grad()
             games[k].term(batch).backward()
             learners[k].step()
-            if step < 250:  # then the discriminators settle
+            if 60 <= step < 410:
                 games[k].generator_step(batch)
+        if step >= 60:
+            mean.update_parameters(generator)
     generator.eval()
     with torch.no_grad():
         made = generator.sample(1200, rng)[0].view(-1, 2)
         said = torch.stack([torch.sigmoid(d(real, n.features(real))) for d, n in zip(discriminators, networks, strict=True)], 1)
     p_k = densities(real.view(-1, 2))
     p = p_k.mean(1, keepdim=True)
-    # p_g is close to p
-    assert energy(made, real.view(-1, 2)) < 0.25 * before
+    # p_g is close to p, far closer than a mixture that lacks a client's domain
+    assert energy(made, real.view(-1, 2)) < 0.5 * energy(real[:800].view(-1, 2), real.view(-1, 2))
     assert torch.bincount(torch.cdist(made, CENTRES).argmin(1), minlength=3).min() > 120  # each domain has its part
     # D_k is close to p_k / (p_k + p)
     assert float((said - p_k / (p_k + p)).abs().mean()) < 0.1
