@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.config.tables import Config
-from fedstill.engine import prepared
+from fedstill.engine import prepared, workers
 from fedstill.engine.spool import Spool
 from fedstill.engine.workers import Worker, WorkerSettings
 
@@ -83,6 +83,23 @@ def test_a_worker_has_the_surroundings_of_its_parent(monkeypatch: pytest.MonkeyP
     assert process.wait(30) == 1
     assert "JSONDecodeError" in (tmp_path / "log").read_text()
     process.stdout.close()
+
+
+PRINTING = """
+import atexit
+print("printed")
+atexit.register(print, "at the end")
+"""
+
+
+def test_what_a_worker_prints_is_in_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, worker: Worker) -> None:
+    (tmp_path / "printing.py").write_text(PRINTING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    monkeypatch.setattr(workers, "plugged_modules", lambda: ["printing"])
+    worker.start()
+    worker.stop()
+    assert worker.settings.log.read_text().split("\n") == ["printed", "at the end", ""]
 
 
 def test_without_a_prepared_process_a_worker_is_a_new_one(worker: Worker) -> None:

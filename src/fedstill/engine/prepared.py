@@ -253,6 +253,7 @@ def main() -> None:
     if _serve(control):
         work()
         atexit._run_exitfuncs()
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # taking the modules apart one by one would copy their pages too
 
