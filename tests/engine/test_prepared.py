@@ -32,6 +32,13 @@ def parent_of(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def the_prepared(threads: int = 1) -> prepared._Prepared:
     return prepared._prepared(prepared._key(prepared.surroundings(threads)))
 
@@ -103,20 +110,49 @@ def test_what_a_worker_prints_is_in_the_log(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_without_a_prepared_process_a_worker_is_a_new_one(worker: Worker) -> None:
-    alive = worker.start()
-    number = pid(alive)
-    the_prepared().close()  # as if the system had killed it
-    prepared._prepared.cache_clear()
-    until(lambda: not Path(f"/proc/{number}").exists() or parent_of(number) != os.getpid())
-    assert Path(f"/proc/{number}").exists(), "the worker goes on"
+    first = worker.start()
+    number, parent = pid(first), the_prepared().process
+    parent.kill()  # as if the system had
+    parent.wait()
+    until(lambda: parent_of(number) != parent.pid)  # the worker goes on
     worker.kill()
-    assert alive.wait(30) == -signal.SIGKILL
-    the_prepared().close()
+    assert first.wait(30) == -signal.SIGKILL
     fresh = worker.start()
     assert isinstance(fresh, subprocess.Popen), "the request failed"
     assert isinstance(Worker(worker.settings, worker.spool).start(), prepared._Forked), "the next one finds another"
     worker.kill()
     worker.stop()
+
+
+BUSY = """
+import os, time
+with open("begun", "w") as file:
+    file.write(f"{os.getpid()} {os.getppid()}")
+os.rename("begun", "worker")
+time.sleep(600)
+"""
+PARENT = """
+import json, os, sys, time
+from fedstill.engine import prepared
+with open("log", "wb") as log:
+    process = prepared.forked(prepared.surroundings(1), log)
+process.stdin.write(json.dumps({"threads": 1, "plugins": ["busy"]}).encode() + b"\\n")
+process.stdin.flush()
+while not os.path.exists("worker"):
+    time.sleep(0.05)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("end", ["returns", "killed"])
+def test_nothing_is_left_of_a_parent_that_ends_while_a_client_trains(end: str, tmp_path: Path) -> None:
+    """A worker reads that its parent has gone after the client's turn only, which may be hours later."""
+    (tmp_path / "busy.py").write_text(BUSY)
+    (tmp_path / "parent.py").write_text(PARENT)
+    subprocess.run([sys.executable, "parent.py", end], cwd=tmp_path, timeout=120)
+    left = (tmp_path / "worker").read_text().split()
+    until(lambda: not any(alive(int(number)) for number in left))
 
 
 def test_other_libraries_settings_need_another_prepared_process(monkeypatch: pytest.MonkeyPatch) -> None:

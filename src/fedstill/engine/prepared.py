@@ -2,7 +2,8 @@
 
 The prepared process (``python -m fedstill.engine.prepared``) is a new one. It imports what every worker needs, computes nothing,
 so that no library has begun a thread pool that a fork would break, and then forks a worker for each request. It serves all runs
-of its parent and ends with it. Forking is used on Linux only; elsewhere every worker is a new process.
+of its parent. When the parent ends, however it ends, the prepared process ends its workers and itself. Forking is used on Linux
+only; elsewhere every worker is a new process.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import IO, Any, Protocol
 
+from fedstill.engine import processes
+
 __all__ = ["Process", "forked", "prepare", "surroundings"]
 
 LIBRARIES = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "CUDA", "LD_", "PYTHON")  # variables that are read at the import
 LARGEST = 1 << 20  # bytes of a request
+PATIENCE = 2.0  # seconds for the prepared process to end its workers
 
 
 class Process(Protocol):
@@ -98,9 +102,11 @@ class _Prepared:
                 env=dict(environment),
                 pass_fds=[theirs.fileno()],
             )
+        self.asked = False  # for a worker
         atexit.register(self.close)
 
     def fork(self, environment: Mapping[str, str], log: IO[bytes]) -> _Forked:
+        self.asked = True
         with contextlib.ExitStack() as stack:
             (read_in, write_in), (read_out, write_out), (read_said, write_said) = (os.pipe() for _ in range(3))
             for theirs in (read_in, write_out, write_said):
@@ -117,8 +123,11 @@ class _Prepared:
             return child
 
     def close(self) -> None:
-        """End it; workers that it forked go on."""
+        """End it and its workers."""
         self.control.close()
+        if self.asked:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(PATIENCE)
         self.process.kill()
         self.process.wait()
 
@@ -131,6 +140,7 @@ class _Forked:
         self.stdout: IO[bytes] | None = stdout
         self._said, self._text = said, b""
         self._pid: int | None = None
+        self._born: int | None = None  # its id may be another process's after its end
         self._code: int | None = None
         self._lock = threading.Lock()  # one thread waits for the process and another may kill it
 
@@ -143,7 +153,8 @@ class _Forked:
             more = os.read(self._said, 64)
             self._text += more
             told = [int(word) for word in self._text.split(b"\n")[:-1]]
-            self._pid = told[0] if told else None
+            if told and self._pid is None:
+                self._pid, self._born = told[0], processes.born(told[0])
             if len(told) == 2:
                 self._code = told[1]
             elif not more:  # the prepared process has ended, so nobody will know the status
@@ -170,7 +181,7 @@ class _Forked:
                 self._end()
 
     def _end(self) -> None:
-        if self._pid is not None:
+        if self._pid is not None and processes.born(self._pid) == self._born:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
 
@@ -199,6 +210,8 @@ def _serve(control: socket.socket) -> bool:
         if control.fileno() in ready:
             data, files, _, _ = socket.recv_fds(control, LARGEST, 4)
             if not data:
+                for child in children:  # else they would go on to the end of their clients' turns
+                    os.kill(child, signal.SIGKILL)
                 return False
             child = os.fork()
             if child == 0:
@@ -255,7 +268,7 @@ def main() -> None:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # taking the modules apart one by one would copy their pages too
+    os._exit(0)  # taking the modules apart one by one takes time, and would copy a worker's pages
 
 
 if __name__ == "__main__":
