@@ -155,6 +155,28 @@ def test_nothing_is_left_of_a_parent_that_ends_while_a_client_trains(end: str, t
     until(lambda: not any(alive(int(number)) for number in left))
 
 
+def test_an_environment_may_be_as_large_as_a_new_process_takes(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
+    for number in range(4):
+        monkeypatch.setenv(f"LONG_{number}", "x" * 120_000)
+    process = worker.start()
+    assert parent_of(pid(process)) == the_prepared().process.pid
+    worker.stop()
+    assert process.poll() == 0
+
+
+def test_a_lost_prepared_process_is_replaced_and_others_stay(tmp_path: Path) -> None:
+    kept, lost = the_prepared(2), the_prepared(3)
+    lost.process.kill()
+    lost.process.wait()
+    with open(tmp_path / "log", "wb") as log:
+        assert prepared.forked(prepared.surroundings(3), log) is None
+    assert the_prepared(2) is kept
+    assert the_prepared(3) is not lost
+    for one in (2, 3):
+        the_prepared(one).close()
+        del prepared._PREPARED[prepared._key(prepared.surroundings(one))]
+
+
 def test_other_libraries_settings_need_another_prepared_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prepared._key(prepared.surroundings(1)) != prepared._key(prepared.surroundings(2))
     before = prepared._key(prepared.surroundings(1))

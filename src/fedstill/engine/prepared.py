@@ -22,7 +22,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from functools import cache
 from typing import IO, Any, Protocol
 
 from fedstill.engine import processes
@@ -30,8 +29,10 @@ from fedstill.engine import processes
 __all__ = ["Process", "forked", "prepare", "surroundings"]
 
 LIBRARIES = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "CUDA", "LD_", "PYTHON")  # variables that are read at the import
-LARGEST = 1 << 20  # bytes of a request
 PATIENCE = 2.0  # seconds for the prepared process to end its workers
+
+
+Key = tuple[tuple[str, str], ...]
 
 
 class Process(Protocol):
@@ -70,22 +71,27 @@ def forked(environment: Mapping[str, str], log: IO[bytes]) -> Process | None:
     """A new worker process that writes its errors to ``log``; None if it cannot be forked here."""
     if sys.platform != "linux":
         return None
+    key = _key(environment)
     try:
-        return _prepared(_key(environment)).fork(environment, log)
-    except OSError:  # it was killed: the next worker gets another one
-        _prepared.cache_clear()
+        return _prepared(key).fork(environment, log)
+    except OSError:
+        with _LOCK:
+            if key in _PREPARED and _PREPARED[key].process.poll() is not None:  # it was killed: the next worker gets another one
+                _PREPARED.pop(key).close()
         return None
 
 
-def _key(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def _key(environment: Mapping[str, str]) -> Key:
     """What a prepared process cannot change after its imports, and its parent, whose own forks need another one."""
     read = {name: value for name, value in environment.items() if name.startswith(LIBRARIES) and name != "PYTHONPATH"}
     return (("parent", str(os.getpid())), *sorted(read.items()))
 
 
-@cache
-def _prepared(key: tuple[tuple[str, str], ...]) -> _Prepared:
-    return _Prepared({**surroundings(0), **dict(key[1:])})
+def _prepared(key: Key) -> _Prepared:
+    with _LOCK:
+        if key not in _PREPARED:
+            _PREPARED[key] = _Prepared({**surroundings(0), **dict(key[1:])})
+        return _PREPARED[key]
 
 
 class _Prepared:
@@ -113,9 +119,12 @@ class _Prepared:
                 stack.callback(os.close, theirs)
             stdin, stdout = os.fdopen(write_in, "wb"), os.fdopen(read_out, "rb")
             child = _Forked(stdin, stdout, read_said)
-            asked = {"environment": dict(environment), "folder": os.getcwd(), "path": sys.path}
             try:
-                socket.send_fds(self.control, [json.dumps(asked).encode()], [read_in, write_out, log.fileno(), write_said])
+                request = stack.enter_context(os.fdopen(os.memfd_create("request"), "w+"))  # a socket's message may be too short
+                json.dump({"environment": dict(environment), "folder": os.getcwd(), "path": sys.path}, request)
+                request.seek(0)  # it is written, and will be read from its start
+                files = [read_in, write_out, log.fileno(), write_said, request.fileno()]
+                socket.send_fds(self.control, [b"fork"], files)
             except OSError:
                 stdin.close()
                 stdout.close()
@@ -130,6 +139,10 @@ class _Prepared:
                 self.process.wait(PATIENCE)
         self.process.kill()
         self.process.wait()
+
+
+_PREPARED: dict[Key, _Prepared] = {}
+_LOCK = threading.Lock()  # several threads may restart their workers at once
 
 
 class _Forked:
@@ -208,8 +221,8 @@ def _serve(control: socket.socket) -> bool:
             os.read(woken, 512)
             _reap(children)
         if control.fileno() in ready:
-            data, files, _, _ = socket.recv_fds(control, LARGEST, 4)
-            if not data:
+            word, files, _, _ = socket.recv_fds(control, 16, 5)
+            if not word:
                 for child in children:  # else they would go on to the end of their clients' turns
                     os.kill(child, signal.SIGKILL)
                 return False
@@ -219,11 +232,13 @@ def _serve(control: socket.socket) -> bool:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for number in (control.detach(), woken, wake, files[3], *children.values()):
                     os.close(number)
-                _become(json.loads(data), files[:3])
+                with os.fdopen(files[4]) as request:
+                    asked = json.load(request)
+                _become(asked, files[:3])
                 return True
             children[child] = files[3]
             _tell(files[3], child)
-            for number in files[:3]:
+            for number in (*files[:3], files[4]):
                 os.close(number)
 
 
