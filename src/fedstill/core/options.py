@@ -6,8 +6,8 @@ import ast
 import inspect
 import json
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -70,11 +70,12 @@ def descriptions(kind: type[BaseModel]) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed([base for base in kind.__mro__ if issubclass(base, BaseModel) and base is not BaseModel]):
         try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        except OSError:  # a class without a source file, such as one typed into a terminal
+            source = inspect.getsource(base)
+            tree = ast.parse(f"if True:\n{source}" if source[0].isspace() else source)  # a class within a function is indented
+        except (OSError, TypeError, SyntaxError):  # no source that can be read: typed into a terminal, made by a program
             continue
-        assert isinstance(body, ast.ClassDef)
-        for field, below in zip(body.body, body.body[1:], strict=False):
+        body = next(node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+        for field, below in pairwise(body):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     found[name] = inspect.cleandoc(text)
