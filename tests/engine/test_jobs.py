@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from fedstill.algorithm import Round
 from fedstill.algorithms import create
 from fedstill.core.errors import FedstillError
-from fedstill.core.message import Message
+from fedstill.core.message import Message, Value
 from fedstill.data.samples import Samples
 from fedstill.engine.inprocess import InProcess
 from fedstill.run.configuration import parse
@@ -70,3 +71,27 @@ def test_workers_predict_what_the_server_would_and_a_failure_is_one_line(tmp_pat
     finally:
         engine.close()
     assert task.jobs is None
+
+
+def marked(task: Task, message: Message, shared: Any) -> Message:
+    """A job that takes a while, and leaves a mark."""
+    (Path(str(message.values["folder"])) / str(message.values["number"])).touch()
+    time.sleep(0.5)
+    return Message()
+
+
+def test_stopping_does_not_wait_for_jobs_that_have_not_begun(tmp_path: Path) -> None:
+    """Clients wait for a worker behind them, also at Ctrl-C."""
+    algorithm = create(Task(config("feddf", 1)))
+    engine = InProcess(algorithm, tmp_path, workers=1, threads=1)
+    try:
+        assert engine.jobs is not None
+        calls: list[dict[str, Value]] = [{"folder": str(tmp_path), "number": number} for number in range(20)]
+        engine.jobs.submit("tests.engine.test_jobs:marked", Message(), {}, calls)
+        message = algorithm.instruct(algorithm.start(), "optdigits-0", Round(1, 1, algorithm.task.seed))
+        engine.exchange(1, "train", [("optdigits-0", message)])
+        while not (tmp_path / "0").exists():
+            time.sleep(0.05)
+    finally:
+        engine.close()
+    assert not (tmp_path / "19").exists()

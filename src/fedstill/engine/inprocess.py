@@ -80,6 +80,8 @@ class InProcess:
 
     def close(self) -> None:
         """Stop the workers and remove the scratch files."""
+        if self.jobs is not None:
+            self.jobs.cancel()
         if self._training is not None:
             self._training.close()
         self.algorithm.task.jobs = None

@@ -64,6 +64,8 @@ class WorkerJobs:
             self._without += len(jobs)
         left = [len(jobs)]
         futures = [self._threads.submit(self._run, job) for job in jobs]
+        for future in futures:
+            future.add_done_callback(lambda ended: self._taken() if ended.cancelled() else None)
         return [self._waiter(future, sent, left) for future in futures]
 
     def lend(self) -> Worker:
@@ -93,9 +95,7 @@ class WorkerJobs:
 
     def _run(self, job: dict[str, Any]) -> Path:
         worker = self._idle.get()
-        with self._changed:
-            self._without -= 1
-            self._changed.notify_all()
+        self._taken()
         try:
             answer = worker.ask(job)
             if answer.get("ended"):  # the process died; another one gets a try
@@ -105,6 +105,11 @@ class WorkerJobs:
         finally:
             self._idle.put(worker)
         return Path(job["reply"])
+
+    def _taken(self) -> None:
+        with self._changed:
+            self._without -= 1
+            self._changed.notify_all()
 
     def _file(self, tensor: Tensor) -> dict[str, Any]:
         """Where other processes find a tensor; the tensor is kept too, so that no other can get its address."""
@@ -122,6 +127,10 @@ class WorkerJobs:
 
     def _new(self, ending: str) -> Path:
         return self._scratch.folder / f"{next(self._numbers)}.{ending}"
+
+    def cancel(self) -> None:
+        """Begin no further job: who waits for a worker until they are done gets one."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
         """Wait for running jobs and remove the files."""
