@@ -37,7 +37,7 @@ def make_optimizer(options: Optimizer, parameters: Parameters, lr: float | None 
     """The torch optimiser that the options name."""
     rate = options.lr if lr is None else lr
     groups = [group["params"] if isinstance(group, dict) else [group] for group in parameters]
-    # a step in one pass over the memory: three to eight times as fast as one operation after another on a CPU
+    # a step in one pass over the memory: on a CPU, 0.2 to 0.6 of the time of one operation after another
     fused = all(parameter.device.type == "cpu" for group in groups for parameter in group)
     how: dict[str, Any] = {"lr": rate, "weight_decay": options.weight_decay, "fused": fused, "foreach": not fused}
     if options.name == "sgd":
