@@ -261,7 +261,9 @@ def _round(
         down += sum(message.nbytes for _, message in messages)
         found: dict[str, Reply] = {}
         outcomes = engine.exchange(context.number, phase, messages)
-        seconds["train"] -= before.finish()  # no part of this round's
+        seconds["train"] -= (
+            before.finish()
+        )  # clients train meanwhile, but that time is the last round's: all add up to what passed
         for outcome in outcomes:
             up += outcome.nbytes
             _note(algorithm, outcome, heard)
