@@ -261,9 +261,8 @@ def _round(
         down += sum(message.nbytes for _, message in messages)
         found: dict[str, Reply] = {}
         outcomes = engine.exchange(context.number, phase, messages)
-        seconds["train"] -= (
-            before.finish()
-        )  # clients train meanwhile, but that time is the last round's: all add up to what passed
+        # clients train meanwhile, but that time is the last round's: the seconds of all rounds add up to what passed
+        seconds["train"] -= before.finish()
         for outcome in outcomes:
             up += outcome.nbytes
             _note(algorithm, outcome, heard)
