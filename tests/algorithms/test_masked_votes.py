@@ -88,6 +88,16 @@ def test_a_budget_is_divided_by_the_samples(tmp_path: Path) -> None:
     assert result.summary["votes"]["epsilon"] == pytest.approx(budget)
 
 
+def test_only_secret_noise_holds_against_those_who_know_the_seed(tmp_path: Path) -> None:
+    told = []
+    for name, more in (("a", {}), ("b", {}), ("c", {"secret": True}), ("d", {"secret": True})):
+        result = run(config(2.0, votes=more), tmp_path / name)
+        told.append((weights(result), "seed" in result.history[0]["votes"]["covers"]))
+    assert torch.equal(told[0][0], told[1][0])
+    assert not torch.equal(told[2][0], told[3][0])
+    assert [seeded for _, seeded in told] == [True, True, False, False]
+
+
 def test_several_architectures_vote_together(tmp_path: Path) -> None:
     changes = {"model": {"clients": ["mlp", "lenet"]}, "data": {"holdout": 0.3, "image_size": 16}}
     result = run(config(votes={"threshold": 3.5}, **changes), tmp_path)

@@ -48,4 +48,7 @@ def test_ledgers_of_clients_are_carried_from_line_to_line():
     assert (later["sample"]["epsilon"], later["sample"]["delta"]) == (2.0, 1e-5)
     assert client_budgets(both, {}, {"privacy": later}) == later  # nobody took part
     assert "weights and reports" in later["sample"]["covers"]
+    assert "those who know the seed" in later["sample"]["covers"]
     assert client_budgets(Privacy(), {"a": 1.0}, None) == {}
+    secret = Privacy.model_validate({"sample": {"noise": 1.0, "secret": True}})
+    assert "seed" not in client_budgets(secret, {"a": 1.0}, None)["sample"]["covers"]

@@ -176,7 +176,7 @@ def learned(system: FedDF, server: Server, histogram: Tensor, after: Server, rou
             "epsilon": epsilon,
             "epsilon_each": epsilon / answered if answered else None,
             "delta": votes.delta,
-            "covers": COVERS,
+            "covers": COVERS + votes.limits,
         }
     )
     values = {**after.values, "votes": {"asked": whole, "answered": answered}}

@@ -55,5 +55,5 @@ def covered(system: FedDF) -> str:
 def note_votes(system: FedDF, weighting: PrivateVotes, server: Server, round: Round) -> dict[str, Any]:
     """Note what the votes have spent so far; returns the server's values with it."""
     told = weighting.spent.to_json(weighting.votes, weighting.left_out)
-    round.note(votes={**told, "covers": covered(system)})
+    round.note(votes={**told, "covers": covered(system) + weighting.votes.limits})
     return {**server.values, "votes": {"asked": weighting.spent.asked, "answered": weighting.spent.answered}}

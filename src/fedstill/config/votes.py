@@ -33,3 +33,12 @@ class Votes(Part):
     secret: bool = False
     """Draw the noise from the operating system instead of from ``seed``. Whoever knows the seed can subtract the noise, so that
     epsilon holds only against those who do not; with this, a run cannot be repeated."""
+
+    @property
+    def limits(self) -> str:
+        """What to add to what epsilon covers.
+
+        >>> Votes(sigma=1, sigma_threshold=1, threshold=1).limits
+        '; those who know the seed can subtract the noise'
+        """
+        return "" if self.secret else "; those who know the seed can subtract the noise"

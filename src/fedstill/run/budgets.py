@@ -32,6 +32,7 @@ COVERS = {
     "sample and reports": "it covers the weights and reports that each client sent, for each of its samples, against everyone, "
     "also the server; the mean loss is withheld, and numbers of samples are public",
 }
+SEEDED = "; those who know the seed can subtract the noise"
 
 
 def kept_by_clients(
@@ -57,7 +58,8 @@ def client_budgets(privacy: Privacy, now: Mapping[str, float], last: Mapping[str
     if not kinds:
         return {}
     before = ((last or {}).get("privacy") or {}).get(kinds[0])
-    entry = kept_by_clients(before, now, getattr(privacy, kinds[0]).delta, COVERS[" and ".join(kinds)])
+    covers = COVERS[" and ".join(kinds)] + ("" if all(getattr(privacy, kind).secret for kind in kinds) else SEEDED)
+    entry = kept_by_clients(before, now, getattr(privacy, kinds[0]).delta, covers)
     return {kinds[0]: entry} if entry is not None else {}
 
 

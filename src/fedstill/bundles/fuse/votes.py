@@ -37,7 +37,7 @@ def told_votes(weighting: Weighting) -> dict[str, Any] | None:
     """What private votes spent; None if the teachers did not vote privately."""
     if not isinstance(weighting, PrivateVotes):
         return None
-    return {**weighting.spent.to_json(weighting.votes, weighting.left_out), "covers": COVERS}
+    return {**weighting.spent.to_json(weighting.votes, weighting.left_out), "covers": COVERS + weighting.votes.limits}
 
 
 def answered(pool: Samples, table: Table) -> tuple[Samples, Table]:
