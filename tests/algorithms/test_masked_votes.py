@@ -63,14 +63,23 @@ def test_the_sum_has_the_votes_and_at_least_the_stated_noise(tmp_path: Path, mon
     assert abs(float(noise.mean())) < 5 * wanted / math.sqrt(noise.numel())
 
 
-def test_a_lost_client_leaves_enough_noise_and_the_others_votes(tmp_path: Path) -> None:
-    algorithm = create(Task(config(votes={"threshold": 2.5})))
-    gone = list(algorithm.task.clients)[:1]
-    with contextlib.closing(Losing(algorithm, tmp_path).lose("mask", gone)) as engine:
-        done = drive(algorithm, engine, tmp_path)
-    assert done.history[0]["secure"] == {"asked": CLIENTS, "summed": CLIENTS - 1}
-    assert done.history[0]["votes"]["answered"] > 0
-    assert THRESHOLD - 1 <= CLIENTS - 1 - 1  # parts of the noise without a client's own
+def test_a_lost_client_leaves_enough_noise_and_the_others_votes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others' parts of the noise are enough, also for a client that subtracts its own."""
+    seen: list[torch.Tensor] = []
+    learned = masked_votes.learned
+    monkeypatch.setattr(masked_votes, "learned", lambda *given: (seen.append(given[2]), learned(*given))[1])
+    for sigma in (1e-9, 5.0):
+        algorithm, out = create(Task(config(sigma, votes={"threshold": 2.5}))), tmp_path / str(sigma)
+        gone = list(algorithm.task.clients)[:1]
+        with contextlib.closing(Losing(algorithm, out).lose("mask", gone)) as engine:
+            done = drive(algorithm, engine, out)
+        assert done.history[0]["secure"] == {"asked": CLIENTS, "summed": CLIENTS - 1}
+        assert done.history[0]["votes"]["answered"] > 0
+    counts, noised = seen
+    assert torch.equal(counts.round().sum(1), torch.full((len(counts),), float(CLIENTS - 1), dtype=torch.float64))
+    deviation, left = float((noised - counts).std()), CLIENTS - 1
+    assert deviation == pytest.approx(5.0 * math.sqrt(left / (THRESHOLD - 1)), rel=5 / math.sqrt(2 * counts.numel()))
+    assert deviation * math.sqrt((left - 1) / left) == pytest.approx(5.0, rel=5 / math.sqrt(2 * counts.numel()))
 
 
 def test_a_budget_is_divided_by_the_samples(tmp_path: Path) -> None:
