@@ -23,7 +23,7 @@ from fedstill.run.configuration import resolve
 from fedstill.task import Task
 from fedstill.training.fit import Batch, Fit, fit
 from fedstill.training.options import Local, Optimizer
-from fedstill.training.private import DPSGD
+from fedstill.training.private import DPSGD, poisson_batches
 from tests.local.test_private import SMALL, tree
 
 LOCAL = Local(batch_size=64, steps=2, optimizer=Optimizer(lr=0.5))  # more than there are samples: every batch is all of them
@@ -47,17 +47,19 @@ class Played:
     def parameters(self) -> list[torch.Tensor]:
         return [*self.net.parameters(), *self.discriminator.parameters()]
 
-    def fit(self, data: Samples | None = None, noise: float = NOISE, norm: float = NORM) -> Fit:
+    def fit(
+        self, data: Samples | None = None, noise: float = NOISE, norm: float = NORM, local: Local = LOCAL, seed: int = 3
+    ) -> Fit:
         return fit(
             self.net,
             data or self.data,
-            LOCAL,
+            local,
             rng=stream(0, "fit"),
             terms=self.game.terms,
             parameters=self.game.trained(self.net),
             beside=self.game.beside,
             after=self.game.answer,
-            private=DPSGD(noise, norm, stream(3, "noise")),
+            private=DPSGD(noise, norm, stream(seed, "noise")),
         )
 
 
@@ -115,14 +117,30 @@ def test_the_generator_learns_from_no_sample() -> None:
     assert len(labels) == 2
 
 
-def test_a_batch_of_nobody_still_takes_the_generated_half() -> None:
-    """With gradients clipped to nothing and no noise, the discriminator moves by generated samples alone."""
+def test_samples_that_are_clipped_to_nothing_leave_the_generated_half() -> None:
+    """Without noise, the discriminator moves by generated samples alone."""
     played, other = Played(), Played()
     played.fit(noise=0.0, norm=1e-12)
     other.fit(Samples(-other.data.x, other.data.y), noise=0.0, norm=1e-12)
     assert not torch.equal(played.discriminator.head.weight, played.before.discriminator.head.weight)
     for mine, its in zip(played.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine, its, rtol=0, atol=1e-9)
+
+
+def test_an_empty_batch_takes_the_generated_half_and_the_generators_step() -> None:
+    """As many samples are generated as for any other batch, and nothing depends on the data."""
+    local = Local(batch_size=2, steps=1, optimizer=Optimizer(lr=0.5))
+    [index] = poisson_batches(200, 2, 1, stream(7, "noise"))
+    assert not len(index)
+    found = []
+    for sign in (1.0, -1.0):
+        played = Played(label=1.0)
+        x = sign * torch.linspace(1, 2, 400).view(200, 2)
+        played.fit(Samples(x, torch.arange(200) % 3), noise=0.0, local=local, seed=7)
+        assert not torch.equal(played.discriminator.head.weight, played.before.discriminator.head.weight)
+        assert not torch.equal(played.generator.embed_noise.weight, played.before.generator.embed_noise.weight)  # type: ignore[operator,arg-type]
+        found.append([*played.parameters(), *played.generator.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_a_discriminator_that_rests_gets_no_noise() -> None:
@@ -180,25 +198,30 @@ def test_a_gradient_penalty_is_refused() -> None:
         create(Task(resolve(config)))
 
 
-def test_fedgens_terms_in_two_are_the_one(tmp_path: Path) -> None:
-    """On a batch of the expected size both forms have one value; a sample's own part does not depend on the others."""
+def test_fedgens_terms_in_two_are_the_one() -> None:
+    """On a batch of the expected size both forms have one value; the first part is the same on an empty batch, and a sample's
+    share of the second does not depend on the others."""
     mechanisms = {"sample": {"noise": 1.0}, "reports": {"noise": 5.0}}
     system = create(Task(resolve(tree(algorithm={"name": "fedgen", "hidden": 4, "noise_dim": 2}, privacy=mechanisms))))
     net, generator = system.task.networks.get("mlp"), system.generator(None).eval()
 
-    def batch(chosen: list[int], seed: int = 1) -> Batch:
-        x = torch.rand(3, *system.task.shape, generator=stream(0, "x"))[chosen]
+    def batch(*labels: int, others: float = 1.0) -> Batch:
+        x = torch.rand(3, *system.task.shape, generator=stream(0, "x")) * torch.tensor([1.0, others, others]).view(3, 1, 1, 1)
         z = net.features(x)
-        return Batch(net, x, torch.tensor([0, 1, 1])[chosen], z, net.head(z), 0, stream(seed, "batch"))
+        return Batch(net, x, torch.tensor(labels), z, net.head(z), 0, stream(1, "batch"))
 
     (together,) = system.generated_terms(generator, 0.5, None)
     free, latent = system.generated_terms(generator, 0.5, 3)
-    joined = batch([0, 1, 2])
+    joined = batch(0, 1, 1)
     with torch.no_grad():
-        value = float(together(batch([0, 1, 2])))
+        value = float(together(batch(0, 1, 1)))
         assert value == pytest.approx(float(free(joined)) + float(latent(joined)))
         empty = Batch(net, *[torch.empty(0)] * 4, 0, stream(1, "batch"))
-        assert float(free(empty)) == pytest.approx(float(free(batch([0, 1, 2]))))
+        assert float(free(empty)) == pytest.approx(float(free(batch(0, 1, 1))))
+    one, other = batch(0, 1, 1), batch(0, 2, 0, others=0.3)
+    mine, its = (torch.autograd.grad(latent(seen), seen.logits)[0] for seen in (one, other))
+    torch.testing.assert_close(mine[0], its[0])
+    assert not torch.allclose(mine[1:], its[1:])
 
 
 def test_fedgen_teaches_private_clients_within_one_budget(tmp_path: Path) -> None:
