@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedstill.core.nested import laid_over
@@ -96,6 +97,12 @@ def votes(epsilon: float | None, rounds: int) -> dict[str, Any]:
     }
 
 
+def plan_for(plan: Plan, row: str) -> Plan:
+    """The plan of a row: private votes have one round, however many rounds others are told to have."""
+    kept = tuple(one for one in plan.sets if not one.startswith("rounds="))
+    return replace(plan, sets=kept) if row == "private votes" else plan
+
+
 def privacy(plan: Plan) -> Sequence[Cell]:
     """Every system at every epsilon."""
     from fedstill.run.configuration import resolve  # slow: imports torch, which the list of studies does not need
@@ -111,6 +118,6 @@ def privacy(plan: Plan) -> Sequence[Cell]:
                 tree["data"]["root"] = str(plan.root())
             rounds = resolve(tree, plan.sets).rounds  # which budgets are divided by
             tree = laid_over(tree, mechanism(row, epsilon, rounds))
-            runs = runs_of(plan, f"{row}-{column}".lower().replace(" ", "-"), tree)
+            runs = runs_of(plan_for(plan, row), f"{row}-{column}".lower().replace(" ", "-"), tree)
             cells.append(cell("privacy", row, column, [run.summary["final_accuracy"] for run in runs]))
     return cells
