@@ -26,9 +26,11 @@ import safetensors.torch
 from fedstill.algorithm import Client
 from fedstill.algorithms.fedavg import FedAvg
 from fedstill.algorithms.secure_average import MASK
+from fedstill.config.secure import Secure
 from fedstill.config.tables import Config
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
+from fedstill.local.masking import FixedPoint
 
 LOST, SERVER = "FEDSTILL_LOST", "FEDSTILL_SERVER"  # the clients that are lost, separated by spaces; the process that prints
 
@@ -108,9 +110,10 @@ def measured(nodes: int, lost: int, bits: int, timeout: float, here: bool) -> st
         plain = run(tree(nodes, timeout, algorithm={"name": "dropouts:Lacking"}), Path(folder, "plain"))
         [line], safe = read_history(out / "history.jsonl"), safetensors.torch.load_file(out / "model.safetensors")
     apart = max(float((safe[name] - tensor).abs().max()) for name, tensor in plain.model.state_dict().items())
-    # each sum is off by half a step for each client, and is divided by the shares of those that are left (docs/privacy.md)
+    # a sum is divided by the shares of those that are left; either average is then rounded to float32, of numbers below 1
     left = nodes - lost
-    allowed = (left / 2) / (2 ** (bits - 2) / 32) / (left / nodes) + 2.0**-24
+    allowed = FixedPoint(bits, Secure(bits=bits).limit).error(left) / (left / nodes) + 2.0**-24
+    assert apart <= allowed, f"{apart} from the plain average, more than {allowed}"
     assert line["secure"] == {"asked": nodes, "summed": left}, line["secure"]
     assert {d["client"] for d in line["dropped"]} == set(os.environ[LOST].split()), line["dropped"]
     ratio, took = line["bytes_up"] / plain.history[0]["bytes_up"], time.perf_counter() - clock
