@@ -30,7 +30,7 @@ RISKS = {
     "moments": "mean and variation of the site's features",
     "predictions": "membership of a public sample can be tested; which labels the site holds",
     "answers": "a masked sum: nothing but the sum over the clients",
-    "masked": "a masked model: nothing but the sum over the clients",
+    "masked": "a masked model, or masked votes: nothing but the sum over the clients",
     "shared_model": "a masked model: nothing but the sum over the clients",
     "shared_generator": "a masked generator: nothing but the sum over the clients",
     "program": "code, which runs when someone opens it; the same as weights",

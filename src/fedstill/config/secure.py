@@ -12,15 +12,16 @@ __all__ = ["Secure"]
 
 
 class Secure(Part):
-    """Sums that hide single models from the server (FedAvg, FedProx, FedAvgM, MOON). Needs the extra ``secure``.
+    """Sums that hide single models (FedAvg, FedProx, FedAvgM, MOON) or private votes (FedDF) from the server. Needs the extra
+    ``secure``.
 
     >>> Secure().limit, Secure(bits=32).limit
     (4194304.0, 32.0)
     """
 
     threshold: Annotated[float, Field(ge=0.5, lt=1)] = 0.6
-    """The part of the clients with keys that may be lost is what this leaves: more than this part of them, and at least two, must
-    remain, or the round stops. As few as that can, together with the server, uncover another client."""
+    """More than this part of the clients that sent keys, and at least two, must remain to the end, or the round stops. As few as
+    that can, together with the server, uncover another client."""
 
     bits: Literal[32, 64] = 64
     """Bits of a masked number. 32 sends as many bytes as the plain model; 64 sends twice as many and rounds less."""

@@ -268,7 +268,7 @@ class Privacy(Part):
     """Noise on what clients send besides weights: projections, label counts, feature statistics, predictions."""
 
     secure: Secure | None = None
-    """Sums that hide single models from the server; ``{}`` takes its defaults."""
+    """Sums that hide single models, or with ``votes`` single votes, from the server; ``{}`` takes its defaults."""
 
     votes: Votes | None = None
     """Noised votes of the teachers about the pool (FedDF): the student's epsilon is stated."""
