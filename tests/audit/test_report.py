@@ -75,6 +75,10 @@ def test_a_run_with_privacy_is_attacked_beside_one_without(run: Path, tmp_path: 
     models = [one["model"] for one in json.loads((tmp_path / "out" / "audit.json").read_text())["membership"]]
     epsilon = private.summary["privacy"]["sample"]["epsilon"]
     assert models == ["the final model of run (no privacy)", f"the final model of private (epsilon {epsilon:.3g} a sample)"]
+    same = tmp_path / "copy"
+    shutil.copytree(run, same)
+    twice = audit(run, beside=[same], attacks=["membership"], shadows=2, samples=20, epochs=1).tested
+    assert [[attack.auc for attack in one.attacks] for one in twice[:1]] == [[a.auc for a in one.attacks] for one in twice[1:]]
 
 
 def test_an_older_run_has_items_without_sizes(run: Path, tmp_path: Path) -> None:
@@ -106,6 +110,8 @@ def test_the_audit_of_a_bundle(tmp_path: Path) -> None:
         ({"path": "missing"}, "no such run or bundle"),
         ({"shadows": 3}, "come in pairs"),
         ({"data": "x"}, "a run has its own data"),
+        ({"beside": ["x"], "attacks": ["inversion"]}, "compares membership attacks"),
+        ({"beside": ["missing"]}, "missing has no config.toml"),
     ],
 )
 def test_bad_input_is_one_line(run: Path, options: dict[str, object], said: str) -> None:

@@ -10,10 +10,10 @@ from fedstill.algorithm import ALGORITHMS
 from fedstill.bundles.bundle import Bundle
 from fedstill.core.errors import FedstillError
 from fedstill.report.runs import Run
-from fedstill.run.budgets import NAMES, budget_words
+from fedstill.run.budgets import NAMES, budget_words, said_epsilon
 from fedstill.run.sent import add_items
 
-__all__ = ["RISKS", "Item", "bundle_items", "bundle_privacy", "privacy_words", "run_items"]
+__all__ = ["RISKS", "Item", "bundle_items", "bundle_privacy", "privacy_words", "run_items", "short_privacy"]
 
 NO_MORE = "nothing about single samples"
 RISKS = {
@@ -43,6 +43,12 @@ RISKS = {
     "mask_key": NO_MORE,
     "boxes": NO_MORE,
     "shares": NO_MORE,
+}
+UNITS = {
+    "sample": "a sample",
+    "client": "a client",
+    "reports": "a sample of reports alone",
+    "votes": "a client of votes",
 }
 UNKNOWN = "not known to this audit: ask who wrote the system"
 
@@ -148,6 +154,22 @@ def privacy_words(config: Mapping[str, Any], summary: Mapping[str, Any] | None =
         rest = "from the rest of what was sent" if "reports" in kinds else "about single samples"
         lines.append(f"not private: no differential privacy limits what the server learns {rest}")
     return private, lines
+
+
+def short_privacy(summary: Mapping[str, Any] | None) -> str:
+    """What a run has spent, and of what unit, in few words.
+
+    >>> short_privacy({"privacy": {"sample": {"epsilon": 3.0}}}), short_privacy({})
+    ('epsilon 3 a sample', 'no privacy')
+    >>> short_privacy({"privacy": {"reports": {"epsilon": 4.0}}, "votes": {"epsilon": 2.0}})
+    'epsilon 4 a sample of reports alone, epsilon 2 a client of votes'
+    """
+    found = dict(summary or {})
+    spent = found.get("privacy")
+    entries = {**(spent if isinstance(spent, Mapping) else {}), "votes": found.get("votes")}
+    said = {kind: said_epsilon(entry) for kind, entry in entries.items() if isinstance(entry, Mapping)}
+    told = [f"epsilon {epsilon:.3g} {UNITS[kind]}" for kind, epsilon in said.items() if epsilon is not None and kind in UNITS]
+    return ", ".join(told) or "no privacy"
 
 
 def bundle_privacy() -> list[str]:

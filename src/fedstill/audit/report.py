@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedstill.audit.inversion import Inversion, invert
-from fedstill.audit.items import Item, bundle_items, bundle_privacy, privacy_words, run_items
+from fedstill.audit.items import Item, bundle_items, bundle_privacy, privacy_words, run_items, short_privacy
 from fedstill.audit.membership import Attack, lira_attack, loss_attack, matched
 from fedstill.audit.subjects import Subject, bundle_subjects, run_subjects
 from fedstill.bundles.bundle import read_bundle
@@ -22,7 +22,6 @@ from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.files import atomic_write, to_json
 from fedstill.report.runs import load_run
 from fedstill.report.shell import page_shell, row
-from fedstill.run.budgets import said_epsilon
 
 __all__ = ["Audit", "Tested", "audit", "write_audit"]
 
@@ -81,14 +80,16 @@ def audit(
 ) -> Audit:
     """Audit a run's folder or a bundle. A run's own data is used for the attacks; a bundle's are made only with ``data``.
 
-    ``beside`` are other runs, such as the same with differential privacy: the attacks on their final models are in the same table
-    and picture.
+    ``beside`` are other runs, such as the same with differential privacy: membership attacks on their final models are in the
+    same table and picture, with the same samples if the runs have the same data.
     """
     path = Path(path)
     if not path.exists():
         raise FedstillError(f"no such run or bundle: {path}")
     if shadows and shadows % 2:
         raise FedstillError(f"shadow models come in pairs: 0, 2, 4, ... not {shadows}")
+    if beside and "membership" not in attacks:
+        raise FedstillError("--beside compares membership attacks: add membership to --attacks")
     notes: list[str] = []
     subjects: list[Subject] = []
     if path.is_dir():
@@ -105,7 +106,6 @@ def audit(
         if attacks:
             try:
                 subjects = run_subjects(path, epochs, trust_code)
-                subjects = [_told(one, path) for one in subjects] if beside else subjects
             except FedstillError as error:
                 notes.append(f"no attacks: {first_line(error)}")
     else:
@@ -121,8 +121,10 @@ def audit(
             notes.append("no attacks: give the samples that the model was trained on (--data) and others (--held-out)")
     tested, inverted = [], []
     if "membership" in attacks:
-        others = [_told(run_subjects(Path(other), epochs, trust_code)[-1], Path(other)) for other in beside]
-        tested = [_tested(subject, samples, shadows, seed, progress) for subject in [*subjects, *others]]
+        named = [(one, _named_by_run(one, path) if beside else one.name) for one in subjects]
+        finals = [(run_subjects(Path(other), epochs, trust_code)[-1], Path(other)) for other in beside]
+        named += [(one, _named_by_run(one, folder)) for one, folder in finals]
+        tested = [_tested(subject, name, samples, shadows, seed, progress) for subject, name in named]
     for subject in subjects:
         if "inversion" in attacks:
             found = invert(subject.name, subject.network, subject.members, batch=batch, seed=seed, progress=progress)
@@ -133,15 +135,14 @@ def audit(
     return Audit(path.resolve().name, private, words, items, tested, inverted, notes)
 
 
-def _told(subject: Subject, folder: Path) -> Subject:
-    """The subject under a name that says of which run it is, and what that has spent."""
-    spent = (load_run(folder).summary or {}).get("privacy") or {}
-    units = {kind: "client" if kind == "client" else "sample" for kind in spent}
-    told = [f"epsilon {said:.3g} a {units[kind]}" for kind, entry in spent.items() if (said := said_epsilon(entry)) is not None]
-    return replace(subject, name=f"{subject.name} of {folder.resolve().name} ({', '.join(told) or 'no privacy'})")
+def _named_by_run(subject: Subject, folder: Path) -> str:
+    """A name for the subject that says of which run it is, and what that has spent."""
+    return f"{subject.name} of {folder.resolve().name} ({short_privacy(load_run(folder).summary)})"
 
 
-def _tested(subject: Subject, most: int, shadows: int, seed: int, progress: Progress) -> Tested:
+def _tested(subject: Subject, name: str, most: int, shadows: int, seed: int, progress: Progress) -> Tested:
+    """The attacks, under a name to show. The random choices follow from the subject's own, which is that of its like in another
+    run."""
     members, others = matched(subject.members, subject.others, most, seed, subject.name)
     found = [loss_attack(subject.network, members, others)]
     if shadows:
@@ -159,7 +160,7 @@ def _tested(subject: Subject, most: int, shadows: int, seed: int, progress: Prog
                 progress=progress,
             )
         )
-    return Tested(subject.name, len(members), found)
+    return Tested(name, len(members), found)
 
 
 def _figures(one: Tested, attack: Attack) -> dict[str, Any]:
