@@ -54,15 +54,15 @@ def of_dp_accounting(noise: float, rate: float) -> Callable[[int, float], float]
 
 @pytest.mark.parametrize(("noise", "rate"), GRID)
 def test_epsilon_is_the_larger_of_opacus_and_dp_accounting(noise: float, rate: float) -> None:
-    """Literally never below either, never more than a thousandth above both, and for epsilon up to 12 at most a hundredth above
-    Opacus'."""
+    """Literally never below either, never more than a thousandth above both, and above Opacus' by at most a hundredth for epsilon
+    up to 12, and half of that up to 8."""
     opacus, google = of_opacus(noise, rate), of_dp_accounting(noise, rate)
     for steps, delta in itertools.product(STEPS, DELTAS):
         mine, theirs = Ledger().gaussian(noise, rate, steps).epsilon(delta), (opacus(steps, delta), google(steps, delta))
         assert mine >= max(theirs)
         assert mine == pytest.approx(max(theirs), rel=1e-3, abs=1e-12)
         if mine <= 12:
-            assert mine <= 1.01 * theirs[0] + 1e-12
+            assert mine <= (1.005 if mine <= 8 else 1.01) * theirs[0] + 1e-12
 
 
 @pytest.mark.parametrize(("noise", "rate"), [(0.5, 0.001), (1.1, 0.02)])
