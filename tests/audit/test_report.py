@@ -119,6 +119,13 @@ def test_bad_input_is_one_line(run: Path, options: dict[str, object], said: str)
         audit(**{"path": run, **options})  # type: ignore[arg-type]
 
 
+def test_a_damaged_configuration_is_named(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "damaged")
+    (tmp_path / "damaged" / "config.toml").write_text("[[[")
+    with pytest.raises(FedstillError, match=r"damaged/config\.toml: not TOML"):
+        audit(run, beside=[tmp_path / "damaged"], attacks=["membership"], samples=20, shadows=0)
+
+
 def test_a_file_that_is_no_bundle_and_a_full_folder_are_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "x.fed").write_bytes(b"\x80\x04K\x01.")  # a pickle
     with pytest.raises(FedstillError, match="not a bundle"):

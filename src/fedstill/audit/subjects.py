@@ -13,7 +13,7 @@ import torch
 from fedstill.bundles.bundle import About, read_bundle
 from fedstill.bundles.images import load_images, relabelled
 from fedstill.bundles.loading import load, read_ensemble
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import FedstillError, first_line
 from fedstill.data.samples import Samples
 from fedstill.models import build
 from fedstill.models.network import Network
@@ -55,7 +55,10 @@ def run_subjects(folder: Path, epochs: int | None = None, trust_code: bool = Fal
     config = folder / "config.toml"
     if not config.is_file():
         raise FedstillError(f"{folder} has no config.toml, so its clients' data is not known")
-    task = Task(from_toml(config.read_text()))
+    try:
+        task = Task(from_toml(config.read_text()))
+    except FedstillError as error:
+        raise FedstillError(f"{config}: {first_line(error)}") from error
     local = task.config.local.model_copy(update={"epochs": _epochs(task, epochs), "steps": None})
     clients = {info.id: _own(task, info.id) for info in task.clients.values()}
     tests = {name: task.raw_domains[name].test for name in task.client_domains}
