@@ -183,13 +183,12 @@ def test_poisson_batches_take_each_sample_with_the_rate() -> None:
 
 
 def test_an_empty_batch_takes_a_step_of_noise() -> None:
-    net, local = network("mlp", hidden=[5]), Local(batch_size=1, steps=3, optimizer=Optimizer(lr=1.0))
-    before = weights(net)
-    done = fit(
-        net, pictures(200), local.model_copy(update={"batch_size": 1}), rng=stream(0, "fit"), private=private(1.0, 1.0, seed=8)
-    )
-    assert done.steps == 3
-    assert not torch.equal(weights(net), before)
+    net, local = network("mlp", hidden=[5]), Local(batch_size=1, steps=1, optimizer=Optimizer(lr=0.5))
+    before, rng = weights(net), stream(8, "noise")
+    assert not bool((torch.rand(200, generator=rng, dtype=torch.float64) < 1 / 200).any())  # nobody is in the batch
+    fit(net, pictures(200), local, rng=stream(0, "fit"), private=private(2.0, 0.3, seed=8))
+    drawn = torch.cat([torch.randn(p.shape, generator=rng).flatten() for p in net.parameters()])
+    assert torch.allclose(weights(net), before - 0.5 * 2.0 * 0.3 * drawn, atol=1e-6)  # one sample is expected
 
 
 def test_a_broken_gradient_is_left_out() -> None:
