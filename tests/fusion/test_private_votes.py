@@ -184,7 +184,7 @@ def test_an_average_in_the_student_is_said_not_to_be_covered(tmp_path: Path) -> 
     [
         ({"name": "feddf", "weighting": "vote"}, "counts every teacher's vote once"),
         ({"name": "feddf", "distillation": {"fresh": True}}, "asks the teachers in every step"),
-        ({"name": "feddf", "source": {"kind": "noise"}}, "samples of the server's own"),
+        ({"name": "feddf", "source": {"kind": "noise"}}, "source.kind must be 'data', not 'noise'"),
         ({"name": "fedavg"}, "is for feddf"),
     ],
 )

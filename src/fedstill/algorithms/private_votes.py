@@ -27,7 +27,9 @@ def check_votes(system: FedDF) -> None:
     if task.config.evaluation.keep_ensemble:
         raise FedstillError("evaluation.keep_ensemble would publish the teachers that privacy.votes hides: remove one of them")
     if options.source.kind != "data":
-        raise FedstillError(f"privacy.votes is about samples of the server's own: remove source.kind = '{options.source.kind}'")
+        raise FedstillError(
+            f"privacy.votes is about samples of the server's own: source.kind must be 'data', not '{options.source.kind}'"
+        )
     if options.distillation.fresh:
         raise FedstillError("distillation.fresh asks the teachers in every step, and privacy.votes counts questions: remove it")
     if options.line and options.line.judge == "pool":
