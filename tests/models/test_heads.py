@@ -13,8 +13,12 @@ from torch.nn import functional as F
 from fedstill import models
 from fedstill.core.errors import FedstillError
 from fedstill.data.samples import Samples
+from fedstill.models.layers import with_norm
 from fedstill.models.predict import apply
 from fedstill.models.wrapped import Whole, Wrapped
+from fedstill.training.private import check_network
+
+BATCH, GROUP = nn.BatchNorm2d, nn.GroupNorm
 
 
 def build(name="cnn", **options):
@@ -114,6 +118,10 @@ def own(monkeypatch):
     )
     module.split = lambda classes, **options: models.build("mlp", classes=classes, shape=options["shape"])
     module.soft = lambda classes: nn.Sequential(nn.Flatten(), nn.Linear(192, classes), nn.Softmax(1))
+    module.normed = lambda classes, width=6: nn.Sequential(
+        nn.Conv2d(3, width, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.Flatten(), nn.Linear(36 * width, classes)
+    )
+    module.odd = lambda classes: module.normed(classes, width=3)
     module.wrong = lambda classes: 3
     module.constant = 3
     monkeypatch.setitem(sys.modules, "own", module)
@@ -142,6 +150,25 @@ def test_a_users_network_gets_what_its_signature_takes(own):
     assert isinstance(build("own:split"), models.Network)
 
 
+def test_a_users_batchnorm_is_replaced_where_another_norm_is_asked_for(own):
+    def layers(norm):
+        return [type(layer) for layer in build("own:normed", norm=norm).modules() if isinstance(layer, BATCH | GROUP)]
+
+    assert [layers(norm) for norm in ("batch", "group", "none")] == [[BATCH], [GROUP], []]
+    with pytest.raises(FedstillError, match="mixes the samples of a batch"):
+        check_network(build("own:normed"), "normed", torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+    check_network(build("own:normed", norm="group"), "normed", torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+
+
+def test_a_replaced_layer_keeps_its_scales_and_shifts():
+    layer = nn.BatchNorm2d(4)
+    nn.init.normal_(layer.weight)
+    nn.init.normal_(layer.bias)
+    body = with_norm(nn.ModuleDict({"inner": nn.Sequential(layer)}), "group", "it")
+    assert torch.equal(body["inner"][0].weight, layer.weight)
+    assert torch.equal(body["inner"][0].bias, layer.bias)
+
+
 def test_weights_of_the_original_fit_the_wrapped_network(own, tmp_path):
     original = Foreign(4)
     save_file(original.state_dict(), tmp_path / "w.safetensors")
@@ -160,8 +187,8 @@ def test_weights_of_the_original_fit_the_wrapped_network(own, tmp_path):
         ("nowhere.at.all:net", {}, "No module named 'nowhere'"),
         ("own:plain", {"shape": (1, 8, 8)}, r"does not take inputs of shape \(1, 8, 8\)"),
         ("own:plain", {"depth": 3}, "unexpected keyword argument"),
-        ("own:plain", {"norm": "group"}, "takes no norm"),
-        ("torchvision:vgg", {"norm": "group"}, "its own normalisation"),
+        ("own:plain", {"norm": "group"}, "'own:plain' has no BatchNorm that norm = 'group' could replace"),
+        ("own:odd", {"norm": "group"}, "groups = 2 does not divide a layer of 3 channels"),
     ],
 )
 def test_mistakes_are_one_clear_line(own, name, options, line):
@@ -175,17 +202,18 @@ def test_a_network_with_another_number_of_outputs_is_refused():
         Wrapped(Foreign(5), 4, (3, 8, 8), "own")
 
 
-def test_torchvision_by_name(monkeypatch):
+def test_torchvision_by_name(own, monkeypatch):
     def get_model(name, num_classes):
-        if name != "vgg":
+        if name not in ("vgg", "normed"):
             raise ValueError(f"Unknown model {name}")
-        return Foreign(num_classes)
+        return own.normed(num_classes) if name == "normed" else Foreign(num_classes)
 
     stand_in = types.ModuleType("torchvision.models")
     stand_in.get_model = get_model
     monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
     monkeypatch.setitem(sys.modules, "torchvision.models", stand_in)
     assert build("torchvision:vgg").feature_dim == 6
+    assert not any(isinstance(layer, BATCH) for layer in build("torchvision:normed", norm="group").modules())
     with pytest.raises(FedstillError, match="Unknown model vg"):
         build("torchvision:vg")
     monkeypatch.setitem(sys.modules, "torchvision.models", None)

@@ -168,7 +168,7 @@ class Model(Part):
     """Whether ``clients`` is dealt client by client or domain by domain."""
 
     norm: Literal["batch", "group", "none"] = "batch"
-    """Normalisation layers, as far as the network has a choice."""
+    """Normalisation layers, as far as the network has a choice. In networks from elsewhere BatchNorm layers are replaced."""
 
     options: dict[str, Any] = {}
     """Further arguments of the network's builder, such as ``bottleneck = 256``."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from fedstill.core.errors import FedstillError, unknown
 
-__all__ = ["channels_last", "he_initialise", "norm_layer", "over_pixels", "reordered", "seeded", "small_stem"]
+__all__ = ["channels_last", "he_initialise", "norm_layer", "over_pixels", "reordered", "seeded", "small_stem", "with_norm"]
 
 
 def norm_layer(norm: str, channels: int, groups: int = 2) -> nn.Module:
@@ -30,6 +31,28 @@ def norm_layer(norm: str, channels: int, groups: int = 2) -> nn.Module:
     if norm == "none":
         return nn.Identity()
     raise unknown("norm", norm, ["batch", "group", "none"])
+
+
+def with_norm(network: nn.Module, norm: str, whose: str) -> nn.Module:
+    """The network with its BatchNorm layers replaced by GroupNorm with the same scales and shifts, or by nothing, in place.
+
+    >>> body = with_norm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), "group", "'mine'")
+    >>> body[1].num_groups, sorted(body.state_dict())
+    (2, ['0.bias', '0.weight', '1.bias', '1.weight'])
+    """
+    old = [(parent, name, layer) for parent in network.modules() for name, layer in parent.named_children() if _is_batch(layer)]
+    if not old:
+        raise FedstillError(f"{whose} has no BatchNorm that norm = '{norm}' could replace")
+    for parent, name, layer in old:
+        new = norm_layer(norm, layer.num_features)
+        if norm == "group" and layer.affine:
+            new.load_state_dict({key: value for key, value in layer.state_dict().items() if key in ("weight", "bias")})
+        parent.add_module(name, new)
+    return network
+
+
+def _is_batch(layer: nn.Module) -> TypeGuard[nn.modules.batchnorm._BatchNorm]:
+    return isinstance(layer, nn.modules.batchnorm._BatchNorm)
 
 
 def channels_last(x: Tensor) -> Tensor:

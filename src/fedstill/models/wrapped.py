@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedstill.core.errors import FedstillError, first_line
 
+from .layers import with_norm
 from .network import Architecture, Network
 
 __all__ = ["Whole", "Wrapped", "adopted", "from_callable", "from_torchvision"]
@@ -164,7 +165,8 @@ def from_callable(
     """The network that ``make`` returns.
 
     It is called with ``classes``, with ``shape`` and ``norm`` if it takes them, and with the options. It returns a
-    ``Network``, or any module that ends in a linear layer.
+    ``Network``, or any module that ends in a linear layer. If it does not take ``norm`` and another than ``batch`` is wanted,
+    its BatchNorm layers are replaced.
     """
     taken = inspect.signature(make).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
@@ -172,21 +174,19 @@ def from_callable(
         options["shape"] = shape
     if anything or "norm" in taken:
         options["norm"] = norm
-    elif norm != "batch":
-        raise FedstillError(f"model '{name}' takes no norm, and norm = '{norm}' was asked for")
     try:
         body = make(classes=classes, **options)
     except TypeError as error:
         raise FedstillError(f"model '{name}': {first_line(error)}") from error
     if not isinstance(body, nn.Module):
         raise FedstillError(f"model '{name}' returned {type(body).__name__}, not a torch.nn.Module")
+    if norm != "batch" and "norm" not in options:
+        body = with_norm(body, norm, f"model '{name}'")
     return body if isinstance(body, Network) else Wrapped(body, classes, shape, name)
 
 
 def from_torchvision(name: str, *, classes: int, shape: tuple[int, ...], norm: str, **options: Any) -> Network:
     """The torchvision classifier ``torchvision:NAME``, with random weights, split before its last linear layer."""
-    if norm != "batch":
-        raise FedstillError(f"model '{name}' has its own normalisation, and norm = '{norm}' was asked for")
     try:
         models = importlib.import_module("torchvision.models")
     except (ImportError, RuntimeError) as error:
@@ -197,4 +197,6 @@ def from_torchvision(name: str, *, classes: int, shape: tuple[int, ...], norm: s
         body = models.get_model(name.removeprefix("torchvision:"), num_classes=classes, **options)
     except (ValueError, TypeError) as error:
         raise FedstillError(f"model '{name}': {first_line(error)}") from error
+    if norm != "batch":
+        body = with_norm(body, norm, f"model '{name}'")
     return Wrapped(body, classes, shape, name)
