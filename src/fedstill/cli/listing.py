@@ -6,12 +6,10 @@ import json
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from fedstill.cli.bibtex import bibtex
+from fedstill.cli.tables import print_table
 from fedstill.config.presets import presets as all_presets
-from fedstill.core.console import console
 
 __all__ = ["algorithms", "presets"]
 
@@ -44,9 +42,7 @@ def algorithms(
         }
         print(json.dumps(tree, indent=2))
         return
-    table = Table(title="Systems", show_lines=True)
-    for column in ("name", "paper", "parts", "options"):
-        table.add_column(column)
+    rows = []
     for name, kind in all_algorithms().items():
         parts = "\n".join(f"{part}: {member}" for part, member in kind.parts.items())
         options = "\n".join(
@@ -56,16 +52,10 @@ def algorithms(
         )
         origin = ALGORITHMS.origin(name)
         plugged = "" if origin == "fedstill" else f"\nfrom {origin}"
-        head = f"[bold]{escape(name)}[/]\n{escape(kind.title + plugged)}"
-        table.add_row(head, escape(kind.paper), escape(parts), escape(options))
-    console.print(table)
+        rows.append([name, f"{kind.title}{plugged}\n{kind.paper}", parts, options])
+    print_table("Systems", ["name", "system", "parts", "options"], rows, lines=True)
 
 
 def presets() -> None:
     """List every shipped configuration."""
-    table = Table(title="Presets")
-    table.add_column("name", style="bold")
-    table.add_column("what it is")
-    for name, what in all_presets().items():
-        table.add_row(name, what)
-    console.print(table)
+    print_table("Presets", ["name", "what it is"], [[name, what] for name, what in all_presets().items()])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
-from rich.table import Table
 
 from fedstill.cli.options import Set, whole_numbers, words
+from fedstill.cli.tables import print_table
 from fedstill.core.console import console, duration, remark
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.reproduce import STUDIES, Plan, Scale, cell_texts, estimate, grid, studies
@@ -54,7 +53,7 @@ def reproduce(
     """Run a paper's table or figure and print its figures beside ours. It can be stopped and started again. A run that fails does
     not stop the others: it is named at the end, and the exit status is 1."""
     if list_ or (name is None and not all_):
-        console.print(listing())
+        print_table("Studies: minutes on two cores; paper: hours on one GPU", ["name", *SCALES, "what"], listing(), whole=5)
         return
     if all_ and name is not None:
         raise FedstillError(f"--all runs every study: leave out '{name}'")
@@ -130,25 +129,12 @@ def run_all(plan: Plan) -> dict[str, str]:
     return {**failed, **unable}
 
 
-def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on the terminal."""
-    shown = Table(title=title)
-    for head in heads:
-        shown.add_column(head)
-    for row in rows:
-        shown.add_row(*row)
-    console.print(shown)
-
-
-def listing() -> Table:
-    """Every study and its expected time."""
-    shown = Table(title="Studies")
-    for column in ("name", "what", "tiny: minutes on 2 cores", "small: minutes", "paper: hours on a GPU"):
-        shown.add_column(column)
+def listing() -> list[list[str]]:
+    """Every study: its name, its expected times, its title."""
+    rows = []
     for study in studies().values():
-        hours = study.minutes["paper"] / 60
-        tiny = f"{study.minutes['tiny']:g}" if "tiny" in study.minutes else "-"
-        shown.add_row(
-            study.name, study.title, tiny, f"{study.minutes['small']:g}", f"{hours:.0f}" if hours >= 1 else f"{hours:.1f}"
-        )
-    return shown
+        minutes = [f"{study.minutes[scale]:g}" if scale in study.minutes else "-" for scale in SCALES if scale != "paper"]
+        hours = study.minutes.get("paper", 0) / 60
+        paper = "-" if not hours else f"{hours:.0f} h" if hours >= 1 else f"{max(0.1, hours):.1f} h"
+        rows.append([study.name, *minutes, paper, study.title])
+    return rows
