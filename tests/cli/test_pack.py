@@ -343,6 +343,12 @@ def test_colour_of_any_file_and_damaged_files_in_a_pack(cli, tmp_path):
             lines = [line for line in said.splitlines() if line]
             assert lines[:6] == whole
             assert [Path(line.split()[0]).name for line in lines[6:]] == ["0.png", "1.png", "2.png", "4.png", "5.png"]
+    for image in Path("site").rglob("*.png"):  # their headers are whole
+        image.write_bytes(image.read_bytes()[:60])
+    for use in ("predict", "evaluate"):
+        status, _, err = cli(use, "site.fed", "site", "--set", "data.unreadable=skip")
+        assert (status, err.count("\n")) == (2, 1)
+        assert "none of the images" in err
 
 
 @pytest.mark.parametrize("ending", ["csv", "npz"])

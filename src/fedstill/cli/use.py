@@ -61,7 +61,9 @@ def predict(
     skipped: dict[int, str] | None = {} if skips else None
     shares = found.predict(given, probabilities=True, skipped=skipped)
     if skipped:
-        warnings.warn(left_out("the images", list(skipped.values())), stacklevel=1)
+        if not len(shares):
+            raise FedstillError("none of the images can be decoded")
+        warnings.warn(left_out("the inputs", list(skipped.values())), stacklevel=1)
         names = [name for i, name in enumerate(names) if i not in skipped]
     names = names or [f"row {number}" for number in range(1, len(shares) + 1)]
     said = [(found.classes[int(row.argmax())], float(row.max())) for row in shares]

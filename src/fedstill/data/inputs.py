@@ -83,8 +83,7 @@ class Preprocessing:
             return
         listed: list[Any] = [inputs] if isinstance(inputs, str | Path | Image.Image) else list(inputs)
         if self.kind == "image" and all(isinstance(one, str | Path | Image.Image) for one in listed):
-            for x, _ in self._pictures([item for one in listed for item in _encoded(one)], size, skipped):
-                yield x
+            yield from self._pictures([item for one in listed for item in _encoded(one)], size, skipped, "the inputs")
             return
         for start in range(0, len(listed), size):
             yield self._batch(listed[start : start + size])
@@ -97,16 +96,14 @@ class Preprocessing:
         except (TypeError, ValueError, RuntimeError) as error:
             raise FedstillError(f"the model takes {self.wanted}: {first_line(error)}") from error
 
-    def _pictures(
-        self, items: Sequence[Encoded], size: int, skipped: dict[int, str] | None
-    ) -> Iterator[tuple[Tensor, np.ndarray]]:
-        """Images as in training: upright, in the model's size and channels, deep ones by their range; and their positions."""
+    def _pictures(self, items: Sequence[Encoded], size: int, skipped: dict[int, str] | None, name: str) -> Iterator[Tensor]:
+        """Images as in training: upright, in the model's size and channels, deep ones by their range."""
         if not items:
             return
-        seen = look_at(lambda: iter(items), "error" if skipped is None else "skip", "the images")
+        seen = look_at(lambda: iter(items), "error" if skipped is None else "skip", name)
         limits = self.range if seen.deep else None
         if seen.depth is not None:
-            limits = domain_range(seen.depth, self.range, "the images")
+            limits = domain_range(seen.depth, self.range, name)
         channels, height, width = self.shape
         for start in range(0, len(items), size):
             part = items[start : start + size]
@@ -119,7 +116,7 @@ class Preprocessing:
                 others = np.setdiff1d(np.arange(len(part)), kept, assume_unique=True)
                 skipped.update({start + int(i): name for i, (name, _) in zip(others, lost, strict=True)})
             if len(kept):
-                yield x, start + kept
+                yield x
 
     def _vectors(self, inputs: Inputs, standardised: bool) -> Tensor:
         if isinstance(inputs, str | Path):
@@ -187,6 +184,8 @@ class Preprocessing:
                 lost += skipped.values()
                 skipped.clear()
             parts.append(Samples(x, places[y_split]))
+        if lost and not any(len(one) for one in parts):
+            raise FedstillError(f"none of the images of '{place}' can be decoded")
         if lost:
             warnings.warn(left_out(place, lost), stacklevel=2)
         y = torch.cat([one.y for one in parts if one.y is not None])
@@ -202,7 +201,8 @@ class Preprocessing:
         if raw.kind not in {"vector": ("vector", "table")}.get(self.kind, (self.kind,)):
             raise FedstillError(f"the model takes {self.wanted}, and '{place}' holds another kind of data")
         if raw.kind == "image":
-            return torch.cat([x for x, _ in self._pictures(list(split.rows()), 256, skipped)])
+            empty = torch.empty((0, *self.shape), dtype=torch.uint8)  # nothing else is left if no image can be decoded
+            return torch.cat([empty, *self._pictures(list(split.rows()), 256, skipped, place)])
         if raw.kind == "text":
             assert self.text is not None
             return tokenize(list(split.rows()), self.text)
