@@ -181,6 +181,18 @@ def test_a_weighting_takes_its_options(cli, tmp_path: Path, site: Path) -> None:
     status, _, err = cli(*words, "--set", "weighting_options.vote_nrom=own", "--out", "wrong")
     assert (status, err.count("\n")) == (2, 1)
     assert "did you mean 'vote_norm'" in err
+    plain = ("fuse", "a.fed", "b.fed", "--unlabelled", site, "--steps", 1, "--out", "plain")
+    assert cli(*plain, "--weighting", "vote", "--set", "weighting_options={vote_norm = 'own'}")[0] == 0
+    for text, says in (
+        ("weighting_options.rank=1", "unknown key 'weighting_options.rank'; valid: none"),
+        ("weighting_options=vote", "weighting_options is a table, such as weighting_options.KEY=VALUE"),
+        ("privacy.votes=1", "privacy.votes is a table"),
+    ):
+        status, _, err = cli(*plain, "--set", text)
+        assert (status, err.count("\n")) == (2, 1)
+        assert says in err
+    status, _, err = cli(*plain, "--set", "weighting_options.rank=1", "--set", "privacy.votes.sigma=20")
+    assert (status, "remove weighting_options" in err) == (2, True)
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------------

@@ -92,12 +92,17 @@ def fuse(
     from fedstill.fusion.ensemble import Space  # slow
 
     reading, learning = reading_in(list(set_ or []))
-    asked = [text for text in learning if text.strip().startswith(("privacy.votes.", "weighting_options."))]
+    asked = [text for text in learning if text.partition("=")[0].strip().startswith(("privacy.votes", "weighting_options"))]
     named = settings({}, asked)
     votes, weighting_options = named.get("privacy", {}).get("votes", {}), named.get("weighting_options", {})
+    for key, value in (("privacy.votes", votes), ("weighting_options", weighting_options)):
+        if not isinstance(value, dict):
+            raise FedstillError(f"{key} is a table, such as {key}.KEY=VALUE")
     if votes:
         if weighting not in ("uniform", "private-votes"):
             raise FedstillError(f"privacy.votes counts every teacher's vote once: remove --weighting {weighting}")
+        if weighting_options:
+            raise FedstillError("private votes have their options in privacy.votes: remove weighting_options")
         weighting = "private-votes"
     learning = [text for text in learning if text not in asked]
     check_target(out)
