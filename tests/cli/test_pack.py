@@ -310,13 +310,17 @@ def test_deep_images_are_packed_and_fused_by_their_range_or_refused(cli, tmp_pat
     assert status == 0
     assert "accuracy on the site's own images is 100.0%" in said
     fusing = ["fuse", "site.fed", "--unlabelled", site, "--validation", site, "--steps", "5"]
-    assert "set data.range" in " ".join(cli(*fusing)[2].split())
-    status, said, _ = cli(*fusing, *deep, "--set", "temperature=2")
+    status, said, _ = cli(*fusing, "--set", "temperature=2")  # the bundle has its range
     assert status == 0
     assert "100.0" in said
     for model in ("site.fed", "fused"):  # the range travels with the model
         assert "accuracy 100.0 %" in cli("evaluate", model, site)[1]
     assert "accuracy 50.0 %" in cli("evaluate", "site.fed", site, "--set", "data.range=[4092, 4095]")[1]  # all black
+    onward = ("pack", "--from", "fused", "--data", site, "--out", "again.fed", "--describe", "none")
+    for more, kept in (((), (0, 4095)), (("--set", "data.range=[0, 8190]"), (0, 8190))):
+        assert cli(*onward, *more)[0] == 0
+        assert read_bundle(tmp_path / "again.fed").about.range == kept
+    assert cli("fuse", "site.fed", "again.fed", "--unlabelled", site, "--steps", "1", "--out", "unlike")[0] == 2  # two ranges
     status, _, said = cli(*words, "--set", "temperature=2")
     assert (status, said.count("\n") <= 2) == (2, True)
     assert "unknown key 'data.rang'; did you mean 'range'" in cli(*words, "--set", "data.rang=[0, 1]")[2]

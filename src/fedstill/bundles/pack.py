@@ -133,6 +133,8 @@ def pack(
     fused = read_fused(base) if base is not None else None
     if fused is not None:
         image_size, channels = fused.about.shape[1], fused.about.shape[0]
+        if fused.about.range is not None:  # its images of more than 8 bits are read as before
+            reading = {"range": fused.about.range, **(reading or {})}
     images = load_images(data, image_size=image_size, channels=channels, seed=seed, reading=reading) if data is not None else None
     about = _about(images, fused, classes, image_size, channels, mean, std, name or out.stem)
     if images is not None and images.range is not None:

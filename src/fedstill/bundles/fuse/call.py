@@ -16,7 +16,7 @@ from fedstill.bundles.fuse.ensemble import check_table, shares, weighting_of
 from fedstill.bundles.fuse.figures import Labelled, figure, figures_before, labelled_sets, together
 from fedstill.bundles.fuse.kept import check_kept, keep
 from fedstill.bundles.fuse.options import FuseKeywords, FuseOptions, described
-from fedstill.bundles.fuse.pool import Inputs, pool_of, pool_shape
+from fedstill.bundles.fuse.pool import Inputs, pool_of, pool_shape, read_alike
 from fedstill.bundles.fuse.result import Fused
 from fedstill.bundles.fuse.student import AVERAGE, begin, check_student, student_of
 from fedstill.bundles.fuse.teachers import Team, opened, team_of
@@ -76,7 +76,9 @@ def fuse(
         check_kept(found)
     if unlabelled is None:
         check_statistics(found)
-    wanted = pool_shape((teacher for _, teacher in found if isinstance(teacher, Bundle)), chosen.image_size)
+    bundles = [teacher for _, teacher in found if isinstance(teacher, Bundle)]
+    chosen = chosen.model_copy(update={"reading": read_alike(bundles, chosen.reading)})
+    wanted = pool_shape(bundles, chosen.image_size)
     pool = pool_of(unlabelled, wanted, chosen.limit, chosen.seed, chosen.reading) if unlabelled is not None else None
     shape = tuple(pool.x.shape[1:]) if pool is not None else wanted or ()
     ground = common_trunk(found, student, shape, chosen, place, progress) if pool is None or pool.x.dtype == torch.uint8 else None

@@ -93,8 +93,8 @@ class FuseOptions(Part):
     """The maximum number of unlabelled samples from folders, tables and embedded domains."""
 
     reading: dict[str, Any] = {}
-    """How images in folders and tables become pixels if their files do not say it: options of ``[data]`` such as ``range`` and
-    ``unreadable``."""
+    """How images in folders and tables become pixels if their files do not say it: options of ``[data]`` such as ``range`` (by
+    default that of all bundles, if they agree) and ``unreadable``."""
 
     mean: Scale | None = None
     """How plain modules and the student normalise uint8 images, ``(x / 255 - mean) / std``: one number, or one per channel."""

@@ -17,7 +17,7 @@ from fedstill.core.streams import stream
 from fedstill.data.images import resized
 from fedstill.data.samples import Samples
 
-__all__ = ["Inputs", "pool_of", "pool_shape"]
+__all__ = ["Inputs", "pool_of", "pool_shape", "read_alike"]
 
 Inputs = Tensor | Samples | Dataset[Any] | DataLoader[Any] | str | Path | Sequence[str | Path]
 
@@ -29,6 +29,13 @@ def pool_shape(bundles: Iterable[Bundle], image_size: int | None) -> tuple[int, 
         return None if image_size is None else (3, image_size, image_size)
     height, width = (image_size or max(shape[side] for shape in shapes) for side in (1, 2))
     return (max(shape[0] for shape in shapes), height, width)
+
+
+def read_alike(bundles: Iterable[Bundle], reading: Mapping[str, Any]) -> dict[str, Any]:
+    """How images are read: as the caller says, and those of more than 8 bits by the range that all bundles have, if it is one."""
+    found = {bundle.about.range for bundle in bundles}
+    common = found.pop() if len(found) == 1 else None
+    return {"range": common, **reading} if common is not None else dict(reading)
 
 
 def pool_of(

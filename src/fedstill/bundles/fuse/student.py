@@ -14,7 +14,6 @@ from fedstill.bundles.fuse.teachers import Member, Team, as_network, averaged
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import State, clone
 from fedstill.core.options import validated
-from fedstill.data.raw import Limits
 from fedstill.data.reading import Reading
 from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.distil import Distilled
@@ -56,16 +55,9 @@ def student_of(given: nn.Module | str | None, team: Team, shape: tuple[int, ...]
         shape=list(shape),
         mean=mean if options.mean is None else options.mean,
         std=std if options.std is None else options.std,
-        range=_range(bundled, options),
+        range=validated(Reading, dict(options.reading), "data").range,
     )
     return as_described(network, about), about
-
-
-def _range(bundled: Sequence[About], options: FuseOptions) -> Limits | None:
-    """The values of black and white in deep images: what the caller says, or all bundles alike."""
-    said: Limits | None = validated(Reading, dict(options.reading), "data").range
-    found = {about.range for about in bundled}
-    return said or (found.pop() if len(found) == 1 else None)
 
 
 def _architecture(name: str | None, bundled: Sequence[Architecture], options: FuseOptions) -> Architecture:
