@@ -299,6 +299,19 @@ def deep_site(folder: Path, high: int = 4095) -> Path:
     return folder
 
 
+def test_what_is_said_of_a_result_on_the_line_is_about_the_result(cli, tmp_path: Path, site: Path) -> None:
+    for name in "ab":
+        blob_bundle(tmp_path, name, range(3), hidden=[8])
+    words = ("fuse", "a.fed", "b.fed", "--unlabelled", site, "--validation", site, "--start", "average", "--steps", 20)
+    words = (*words, "--set", "optimizer.lr=3", "--set", "patience=0")  # a rate that ruins the student
+    worse = "the result is worse on the labelled images than where the student started"
+    said = " ".join(cli(*words, "--line", 1)[1].split())
+    assert worse in said
+    said = " ".join(cli(*words)[1].split())
+    assert "the result is that average itself" in said
+    assert worse not in said
+
+
 def test_deep_images_are_packed_and_fused_by_their_range_or_refused(cli, tmp_path):
     site = deep_site(tmp_path / "site")
     words = ["pack", "--model", "mlp", "--epochs", "3", "--lr", "0.1", "--data", site, "--out", "site.fed", "--describe", "none"]

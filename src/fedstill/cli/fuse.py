@@ -172,7 +172,11 @@ def _say(fused: Fused) -> None:
         f"{done.first_loss:.3f} -> {done.last_loss:.3f}",
         soft_wrap=True,
     )
-    if fused.settings["line"] != 1:
-        console.print(f"the result lies {fused.settings['line']:g} of the way from that average to the student (--line)")
-    if done.hurt:
-        console.print("[yellow]warning:[/] the student is worse on the validation images than its initial weights")
+    taken = fused.settings["line"]
+    if taken == 0:
+        console.print("the result is that average itself (--line)")
+    elif taken != 1:
+        console.print(f"the result lies {taken:g} of the way from that average to the student (--line)", soft_wrap=True)
+    before, after = ([row.mean for row in fused.figures if row.kind == kind] for kind in ("start", "student"))
+    if before and after and after[-1] < before[-1]:
+        console.print("[yellow]warning:[/] the result is worse on the labelled images than where the student started")
