@@ -131,6 +131,7 @@ def test_the_result_lies_between_the_average_and_the_student() -> None:
     ("change", "says"),
     [
         ({"line": 1.5}, "line = 1.5"),
+        ({"norm": "layer"}, "norm = \"layer\": should be 'batch', 'group' or 'none'"),
         ({"student": nn.Linear(4, 2)}, "the student has 2 outputs, and the teachers know 3 classes"),
         ({"student": nn.Linear(5, 3)}, "the student does not take inputs of shape"),
         ({"student": None}, "name the student"),

@@ -83,7 +83,7 @@ class FuseOptions(Part):
     student_options: dict[str, Any] = {}
     """The options of a student that is a built-in model."""
 
-    norm: str = "batch"
+    norm: Literal["batch", "group", "none"] = "batch"
     """The normalisation layers of a student that is a built-in model: batch, group or none."""
 
     image_size: Positive | None = None
