@@ -8,9 +8,11 @@ as the target, and the paper's figures have separate columns. Photographs on a p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from fedstill.core.errors import unknown
 from fedstill.core.nested import laid_over
 from fedstill.reproduce import Cell, Plan, Run, cell, published, runs_of
 from fedstill.reproduce.figures import Curve, draw
@@ -75,13 +77,17 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
 
 def wanted(plan: Plan, names: Sequence[str]) -> list[str]:
     """Those of ``names`` in ``--only``; all if it has none of them, so systems and targets can be chosen independently."""
+    known = [name.lower() for name in (*SYSTEMS, *DIGITS, *PACS)]
+    for name in plan.only:
+        if name not in known:
+            raise unknown("system or target of --only", name, known)
     chosen = [name for name in names if name.lower() in plan.only]
     return chosen or list(names)
 
 
 def targets(plan: Plan) -> list[str]:
-    """The targets: digits, and at the paper's scale photographs too; others if ``--only`` names them."""
-    every = wanted(plan, [*DIGITS, *PACS])
+    """The targets: digits, and at the paper's scale photographs too; others if ``--only`` or ``--columns`` names them."""
+    every = [name for name in wanted(plan, [*DIGITS, *PACS]) if plan.wants_column(name)]
     return every if plan.scale == "paper" or len(every) < len([*DIGITS, *PACS]) else list(DIGITS)
 
 
@@ -138,11 +144,13 @@ def table1(plan: Plan) -> list[Cell]:
 
 def table2(plan: Plan) -> list[Cell]:
     """The first round in which each system reaches KD3A's final accuracy, seed by seed."""
-    by_place = {(target, title): found for target, title, found in runs(plan, ["KD3A", "KDCL", "KDCL with target training"])}
+    titles = ["KD3A", "KDCL", "KDCL with target training"]
+    if wanted(plan, titles) != titles:
+        plan = replace(plan, only=(*plan.only, "kd3a"))  # the others are measured by it
+    by_place = {(target, title): found for target, title, found in runs(plan, titles)}
     cells: list[Cell] = []
     for (target, title), found in by_place.items():
-        goals = by_place.get((target, "KD3A"), [])
-        reached = [rounds_to(run.history, goal.accuracy) for run, goal in zip(found, goals, strict=False)]
+        reached = [rounds_to(run.history, goal.accuracy) for run, goal in zip(found, by_place[target, "KD3A"], strict=True)]
         cells.append(cell("kdcl-table2", title, target, reached))
     for title in dict.fromkeys(title for _, title in by_place):
         cells += [cell("kdcl-table2", title, column, []) for column in DOMAINNET if published("kdcl-table2", title, column)]
