@@ -48,9 +48,9 @@ def test_claims_are_counted_by_paper():
     assert "| averaging | FedAvg, FedMA | FedMA 1 of 2 (tiny) |" in with_claims(table, found, {"s": shown})
 
 
-def _record(folder: Path, name: str, cells: dict[tuple[str, str], list[float]], columns: str) -> None:
+def _record(folder: Path, name: str, cells: dict[tuple[str, str], list[float]], columns: str, more: str = "") -> None:
     listed = [{"row": row, "column": column, "ours": ours, "paper": None} for (row, column), ours in cells.items()]
-    said = f"fedstill reproduce {name} --scale small --seeds 0,1 --data DATA --columns {columns}"
+    said = f"fedstill reproduce {name} --scale small --seeds 0,1 --data DATA --columns {columns}{more}"
     record = {"study": name, "scale": "small", "seeds": [0, 1], "command": said, "minutes": 1.0, "runs": 2, "cells": listed}
     (folder / name).mkdir(parents=True)
     (folder / name / "cells.json").write_text(to_json(record))
@@ -71,6 +71,21 @@ def test_what_was_kept_before_stays_where_a_new_record_has_nothing(tmp_path):
     }
     assert (found["runs"], found["minutes"]) == (4, 2.0)
     assert found["command"] == "fedstill reproduce mine --scale small --seeds 0,1 --data DATA"
+    keep(tmp_path / "one", data, "HEAD")  # nothing of the others is left
+    assert (kept(data)["mine"]["runs"], kept(data)["mine"]["minutes"]) == (2, 1.0)
+
+
+def test_records_of_other_settings_are_no_rows_of_the_same_table(tmp_path):
+    data = tmp_path / "data"
+    _record(tmp_path / "one", "mine", {("A", "x"): [0.1, 0.2], ("A", "y"): [0.3, 0.4]}, "x,y", " --set engine.threads=1")
+    _record(tmp_path / "two", "mine", {("A", "y"): [0.5, 0.6]}, "y", " --set rounds=2")
+    keep(tmp_path / "one", data)
+    with pytest.raises(FedstillError, match="kept with no settings, and the new record has rounds=2"):
+        keep(tmp_path / "two", data)
+    with pytest.raises(FedstillError, match="has no records"):
+        keep(tmp_path, data / "nothing")
+    with pytest.raises(FedstillError, match="no commit 'typo'"):
+        keep(tmp_path / "one", data, "typo")
 
 
 def test_a_table_of_a_page_has_means_differences_and_what_was_never_reached():

@@ -2,8 +2,8 @@
 
 ``python -m fedstill.reproduce.publish`` (``make results``) rebuilds ``docs/results/studies.md``, the tables of the other results'
 pages (:mod:`fedstill.reproduce.pages`) and the column of claims in the README's table of systems. ``--keep DIR`` first takes the
-records of the studies in DIR, with the commit of the runs: cells of a study that were kept before at the same scale stay if the
-new record does not have them.
+records of the studies in DIR, with the commit of the runs: cells of a study that were kept before, at the same scale and with the
+same seeds and settings, stay if the new record does not have them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import subprocess
+import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fedstill.core.errors import FedstillError
 from fedstill.core.files import atomic_write, to_json
 from fedstill.reproduce.catalogue import studies
 from fedstill.reproduce.claims import Verdict, verdicts
@@ -38,33 +42,52 @@ figures are missing. The tiny scale shows that a study works; few of its figures
 
 def keep(folder: Path, data: Path, commit: str = "HEAD") -> list[str]:
     """Take the records of the studies in ``folder``, with the commit at which they were made; the names of the studies."""
-    named = subprocess.run(["git", "rev-parse", "--short", commit], capture_output=True, text=True, check=True).stdout.strip()
-    found, before = read_records(folder), kept(data)
-    for name, record in found.items():
+    said = subprocess.run(["git", "rev-parse", "--short", commit], capture_output=True, text=True)
+    if said.returncode:
+        raise FedstillError(f"there is no commit '{commit}'")
+    named, before = said.stdout.strip(), kept(data)
+    found = list(read_records(folder).values())
+    if not found:
+        raise FedstillError(f"{folder} has no records: a study writes FOLDER/NAME/cells.json")
+    for record in found:
+        name = record["study"]
         cells = [{**cell, "commit": named} for cell in record["cells"]]
         whole = {**record, "commit": named, "cells": cells}
         old = before.get(name)
         if old is not None and (old["scale"], old["seeds"]) == (record["scale"], record["seeds"]):
             here = {(cell["row"], cell["column"]) for cell in cells}
             rest = [{"commit": old["commit"], **cell} for cell in old["cells"] if (cell["row"], cell["column"]) not in here]
-            whole |= {
-                "cells": [*rest, *cells],
-                "runs": old["runs"] + record["runs"],
-                "minutes": old["minutes"] + record["minutes"],
-            }
             if rest:
-                whole["command"] = f"fedstill reproduce {name} --scale {record['scale']} " + _seeds_and_data(record["command"])
+                whole |= _beside(old, record, rest, cells)
         atomic_write(data / f"{name}.json", to_json(whole) + "\n")
-    return list(found)
+        before[name] = whole
+    return list(dict.fromkeys(record["study"] for record in found))
 
 
-def _seeds_and_data(command: str) -> str:
-    """The part of a command that all its records share.
+def _beside(old: Mapping[str, Any], record: Mapping[str, Any], rest: list[Any], cells: list[Any]) -> dict[str, Any]:
+    """What changes in ``record`` if the cells ``rest`` of the old record stay beside its own ``cells``."""
+    settings = [[word for word in _words(one["command"])[1] if not word.startswith("engine.")] for one in (old, record)]
+    if settings[0] != settings[1]:
+        was, now = (" ".join(some) or "no settings" for some in settings)
+        raise FedstillError(f"{record['study']} was kept with {was}, and the new record has {now}: they cannot be one table")
+    return {
+        "cells": [*rest, *cells],
+        "runs": old["runs"] + record["runs"],
+        "minutes": old["minutes"] + record["minutes"],
+        "command": shlex.join(_words(record["command"])[0]),
+    }
 
-    >>> _seeds_and_data("fedstill reproduce x --scale small --seeds 0,1 --data DATA --columns a")
-    '--seeds 0,1 --data DATA'
+
+def _words(command: str) -> tuple[list[str], list[str]]:
+    """The words of a command without the choice of rows and columns, and those of them that change its configurations.
+
+    >>> _words("fedstill reproduce x --scale small --columns 'a b' --line --set rounds=2")
+    (['fedstill', 'reproduce', 'x', '--scale', 'small', '--line', '--set', 'rounds=2'], ['--line', 'rounds=2'])
     """
-    return command.partition(" --scale ")[2].partition(" ")[2].partition(" --only")[0].partition(" --columns")[0]
+    words = shlex.split(command)
+    chosen = {place + more for place, word in enumerate(words) if word in ("--only", "--columns") for more in (0, 1)}
+    kept = [word for place, word in enumerate(words) if place not in chosen]
+    return kept, [word for before, word in pairwise(kept) if before == "--set" or word == "--line"]
 
 
 def kept(data: Path) -> dict[str, dict[str, Any]]:
@@ -145,9 +168,16 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a folder that `fedstill reproduce --all` wrote")
     parser.add_argument("--commit", default="HEAD", help="the commit at which the runs were made")
     given = parser.parse_args()
-    root = Path.cwd()
-    if given.keep:
-        print("kept: " + ", ".join(keep(given.keep, root / "docs/results/data", given.commit)))
+    try:
+        _publish(Path.cwd(), given.keep, given.commit)
+    except FedstillError as error:
+        print(f"publish: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _publish(root: Path, folder: Path | None, commit: str) -> None:
+    if folder is not None:
+        print("kept: " + ", ".join(keep(folder, root / "docs/results/data", commit)))
     for path, text in rebuild(root).items():
         if path.read_text() != text:
             atomic_write(path, text)
