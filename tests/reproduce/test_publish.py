@@ -9,7 +9,7 @@ import pytest
 from fedstill.core.errors import FedstillError
 from fedstill.core.files import to_json
 from fedstill.reproduce.claims import Claim, judge
-from fedstill.reproduce.pages import PageTable, page_table
+from fedstill.reproduce.pages import PageTable, filled, page_table
 from fedstill.reproduce.publish import keep, kept, rebuild, studies_page, with_claims
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +70,7 @@ def test_what_was_kept_before_stays_where_a_new_record_has_nothing(tmp_path):
         ("A", "y"): ([0.5, 0.6], False),
     }
     assert (found["runs"], found["minutes"]) == (4, 2.0)
+    assert f"kept at commits {first}, {found['commit']}." in studies_page(kept(data))
     assert found["command"] == "fedstill reproduce mine --scale small --seeds 0,1 --data DATA"
     keep(tmp_path / "one", data, "HEAD")  # nothing of the others is left
     assert (kept(data)["mine"]["runs"], kept(data)["mine"]["minutes"]) == (2, 1.0)
@@ -109,6 +110,11 @@ def test_a_table_of_a_page_has_means_differences_and_what_was_never_reached():
     assert "| A | 3, - |" in page_table(record, PageTable("s", ["rounds"], digits=0))
     with pytest.raises(FedstillError, match="has no row or column"):
         page_table(record, PageTable("s", "nothing"))
+    with pytest.raises(FedstillError, match="has no row 'a' for differences"):
+        page_table(record, PageTable("s", "pool", against="a"))  # it would be a table without differences
+    for mark in ('study = "s", againts = "A"', "study = s"):
+        with pytest.raises(FedstillError, match="mark cannot be read"):
+            filled(f"<!-- table: {mark} -->\n<!-- end of table -->", {"s": record})
 
 
 def test_kept_results_name_their_commit():

@@ -20,7 +20,7 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from fedstill.core.errors import FedstillError
+from fedstill.core.errors import FedstillError, first_line
 
 __all__ = ["PageTable", "filled", "page_table"]
 
@@ -61,12 +61,20 @@ def filled(text: str, records: Mapping[str, Mapping[str, Any]]) -> str:
     """
 
     def table(match: re.Match[str]) -> str:
-        told = PageTable(**tomllib.loads("t = {" + match[2].replace("\n", " ") + "}")["t"])
+        told = _told(match[2])
         if told.study not in records:
             raise FedstillError(f"a page has a table of the study '{told.study}', of which no result is kept")
         return f"{match[1]}\n{page_table(records[told.study], told)}\n\n{match[3]}"
 
     return MARK.sub(table, text)
+
+
+def _told(text: str) -> PageTable:
+    """What a mark says."""
+    try:
+        return PageTable(**tomllib.loads("t = {" + text.replace("\n", " ") + "}")["t"])
+    except (tomllib.TOMLDecodeError, TypeError) as error:
+        raise FedstillError(f"a page's mark cannot be read: {first_line(error)}: {text}") from None
 
 
 def page_table(record: Mapping[str, Any], told: PageTable) -> str:
@@ -76,6 +84,8 @@ def page_table(record: Mapping[str, Any], told: PageTable) -> str:
     rows = [row for row in told.rows or dict.fromkeys(row for row, _ in found) if any(row == r for r, _ in found)]
     if not rows:
         raise FedstillError(f"the kept result of '{told.study}' has no row or column of a page's table: {told.columns}")
+    if told.against is not None and all(told.against != row for row, _ in found):
+        raise FedstillError(f"the kept result of '{told.study}' has no row '{told.against}' for differences from it")
     if told.mean:
         chosen = {**chosen, "": "mean"}
         for row in rows:

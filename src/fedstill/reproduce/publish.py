@@ -114,7 +114,8 @@ def studies_page(records: Mapping[str, Mapping[str, Any]]) -> str:
         seeds = ", ".join(map(str, record["seeds"]))
         facts = f"{record['scale']} scale, seeds {seeds}, {record['runs']} runs, {record['minutes']:.1f} minutes of runs"
         parts += ["", f"## {known.title if known else name}", "", "```console", f"$ {record['command']}", "```", ""]
-        parts += [f"{facts}, kept at commit {record['commit']}.", ""]
+        commits = list(dict.fromkeys(cell.get("commit", record["commit"]) for cell in record["cells"]))
+        parts += [f"{facts}, kept at commit{'s' * (len(commits) > 1)} {', '.join(commits)}.", ""]
         parts += ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
         parts += ["| " + " | ".join(row) + " |" for row in rows]
         parts += [f"\nFailed: {place}: {reason}" for place, reason in record.get("failed", {}).items()]
