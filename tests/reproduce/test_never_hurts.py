@@ -52,3 +52,6 @@ def test_every_ablation_changes_one_thing_of_a_judged_row(tmp_path: Path, monkey
     for name, algorithm in found.items():
         changed = [key for key in plain if plain[key] != algorithm[key]]
         assert changed in (["distillation"], ["source"]), name
+    found.clear()
+    never_hurts.ablations(Plan(tmp_path, tmp_path, only=("feddf judged mixup",), columns=("digits mnist",)))
+    assert list(found) == ["digits-mnist/feddf-judged-mixup"]

@@ -37,8 +37,10 @@ def reproduce(
         str, typer.Option(help="tiny (minutes), reduced or small (this machine), or paper (the full protocol).")
     ] = "small",
     seeds: Annotated[str, typer.Option(metavar="0,1,2")] = "0",
-    only: Annotated[str, typer.Option(metavar="A,B", help="Only these rows.")] = "",
-    columns: Annotated[str, typer.Option(metavar="X,Y", help="Only these columns.")] = "",
+    only: Annotated[
+        str, typer.Option(metavar="A,B", help="Only these rows; a name that has a comma is written without it.")
+    ] = "",
+    columns: Annotated[str, typer.Option(metavar="X,Y", help="Only these columns, likewise.")] = "",
     out: Annotated[Path | None, typer.Option(help="The study's folder (runs/reproduce/NAME).")] = None,
     runs: Annotated[
         Path | None, typer.Option(help="A folder of runs that studies share: the same configuration is run once for all of them.")

@@ -274,7 +274,7 @@ study(
     paper=130,
     tiny=2,
     smaller=Tiny(("rounds=2", "data.limit=300", "data.test_limit=200"), columns=("digits svhn",), only=("feddf",)),
-    note="The columns of never-hurts with digits and photographs. --only takes systems or whole rows.",
+    note="The columns of never-hurts with digits and photographs. --only takes systems or whole rows, without their commas.",
 )(Later("never_hurts:ablations"))
 study(
     "virtual",

@@ -51,8 +51,12 @@ class Plan:
         return self.gathered is not None
 
     def wants(self, row: str) -> bool:
-        """Whether the plan includes this row."""
-        return not self.only or row.lower() in self.only
+        """Whether the plan includes this row; the command line has its name without commas, which separate names there.
+
+        >>> Plan(Path(), only=("kdcl target trained",)).wants("KDCL, target trained")
+        True
+        """
+        return not self.only or row.lower() in self.only or _plain(row) in self.only
 
     def wants_column(self, column: str) -> bool:
         """Whether the plan includes this column; ``mnist`` includes every column whose first word it is.
@@ -62,13 +66,17 @@ class Plan:
         (True, True, False)
         """
         name = column.lower()
-        return not self.columns or any(name == c or name.startswith(c + " ") for c in self.columns)
+        return not self.columns or any(c in (name, _plain(column)) or name.startswith(c + " ") for c in self.columns)
 
     def root(self) -> Path:
         """The folder of data sets; an error if it was not given."""
         if self.data is None:
             raise FedstillError("this study needs real data: give its folder with --data DIR")
         return self.data
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace(",", "")
 
 
 @dataclass(frozen=True)
