@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedstill.cli import app
+from fedstill.core.errors import FedstillError
 from fedstill.reproduce import STUDIES, Plan, cell, estimate, reproduce, runs_of, study
 from fedstill.reproduce.index import write_index
 
@@ -99,3 +100,11 @@ def test_studies_that_share_their_runs_make_each_once(named, tmp_path):
     changed = replace(plan, sets=("rounds=2",))
     assert (estimate("test-other", changed).runs, estimate("test-other", changed).finished) == (1, 0)
     assert not (tmp_path / "second" / "another name").exists()
+
+
+def test_a_mistake_is_said_before_anything_runs(named, tmp_path):
+    with pytest.raises(FedstillError, match="has no such row or column: --only nobody$"):
+        reproduce(named, Plan(tmp_path, only=("nobody",)))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError):  # one line on the command line, and no estimate without the runs
+        estimate(named, Plan(tmp_path, runs=tmp_path / "file"))

@@ -164,7 +164,7 @@ def gather(chosen: Study, plan: Plan) -> list[Job]:
     for lined in (False, True) if plan.line else (False,):
         try:
             chosen.run(replace(plan, line=lined, gathered=listed))
-        except FedstillError:
+        except (FedstillError, OSError):
             raise
         except Exception:  # a study that cannot do without figures: its other runs follow one after the other
             break
@@ -199,7 +199,8 @@ def reproduce(name: str, plan: Plan, processes: Pool | None = None, told: Callab
         again = [cell for cell in chosen.run(plan) if once.get((cell.row, cell.column)) != cell.ours]
         cells += [Cell(f"{cell.row} + line", cell.column, cell.ours) for cell in again]
     if not cells:
-        raise FedstillError(f"{name} has no such row or column: --only {','.join(plan.only)} --columns {','.join(plan.columns)}")
+        asked_for = [f"--{word} {','.join(some)}" for word, some in (("only", plan.only), ("columns", plan.columns)) if some]
+        raise FedstillError(f"{name} has no such row or column: {' '.join(asked_for)}")
     cells = [replace(c, ours=tuple(None if v is None or math.isnan(v) else v for v in c.ours)) for c in cells]
     root = plan.runs or plan.out
     reasons = {folder.relative_to(root).as_posix(): reason for folder, reason in failed.items()}
