@@ -13,6 +13,7 @@ from fedstill.cli import app
 from fedstill.core.errors import FedstillError
 from fedstill.reproduce import STUDIES, Plan, cell, estimate, reproduce, runs_of, study
 from fedstill.reproduce.index import write_index
+from fedstill.reproduce.running import place
 
 TREE = {
     "rounds": 1,
@@ -108,3 +109,8 @@ def test_a_mistake_is_said_before_anything_runs(named, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError):  # one line on the command line, and no estimate without the runs
         estimate(named, Plan(tmp_path, runs=tmp_path / "file"))
+
+
+def test_shared_runs_of_a_study_in_the_current_folder_stay_below_theirs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert place(Plan(Path(), runs=Path("runs")), "row/seed0", "rounds = 1") == Path("runs") / tmp_path.name / "row" / "seed0"

@@ -78,7 +78,7 @@ def place(plan: Plan, name: str, config: str) -> Path:
     mark = plan.runs / "same" / hashlib.sha256(config.encode()).hexdigest()[:24]
     mark.parent.mkdir(parents=True, exist_ok=True)
     first = part_of(mark)
-    first.write_text(f"{plan.out.name}/{name}")
+    first.write_text(f"{os.path.basename(os.path.abspath(plan.out))}/{name}")  # "." has no name of its own
     with contextlib.suppress(FileExistsError):
         os.link(first, mark)  # whole or not at all, also if two processes plan the same run
     first.unlink()
