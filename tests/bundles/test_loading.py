@@ -133,6 +133,14 @@ def test_rows_are_standardised_as_in_training(wards, tmp_path):
         model.predict(np.zeros((2, 3)))
 
 
+def test_how_images_are_read_is_not_said_to_a_model_of_rows(wards, tmp_path):
+    tabular(wards, tmp_path / "run")
+    for use in ("predict", "evaluate"):
+        done = CliRunner().invoke(app, [use, str(tmp_path / "run"), str(wards / "north.csv"), "--set", "data.range=[0, 1]"])
+        assert isinstance(done.exception, FedstillError)
+        assert "the model takes rows of" in str(done.exception)
+
+
 def test_arrays_are_standardised_as_in_training(tmp_path):
     rng = np.random.default_rng(0)
     y = np.arange(100) % 2

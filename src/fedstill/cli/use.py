@@ -90,6 +90,8 @@ def _reading(found: Classifier, assignments: list[str] | None) -> tuple[Classifi
     others += [f"data.{name}" for name in said if name not in ("range", "unreadable")]
     if others:
         raise FedstillError(f"--set takes data.range and data.unreadable here, not '{others[0]}'")
+    if said and found.preprocessing.kind != "image":
+        raise FedstillError(f"--set says how images are read, but the model takes {found.preprocessing.wanted}")
     reading = validated(Reading, said, "data")
     made = found.preprocessing if reading.range is None else replace(found.preprocessing, range=reading.range)
     return replace(found, preprocessing=made), reading.unreadable == "skip"
