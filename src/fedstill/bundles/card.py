@@ -171,8 +171,8 @@ def model_card(fused: Fused, facts: dict[str, Any], onnx: bool = False) -> str:
     lines += [
         "",
         f"Weighting `{settings['weighting']}`, ensemble of {settings['ensemble']}. The student started from {plain(fused.start)} "
-        f"and took {done.steps} steps; its divergence from the ensemble went from {done.first_loss:.3f} to {done.last_loss:.3f}."
-        + _line_words(settings["line"]),
+        f"and took {done.steps} steps; its divergence from the ensemble went from {done.first_loss:z.3f} to "
+        f"{done.last_loss:z.3f}." + _line_words(settings["line"]),
         "",
         *classes_lines(fused.classes),
     ]

@@ -169,7 +169,7 @@ def _say(fused: Fused) -> None:
     done = fused.distilled
     console.print(
         f"the student started from {fused.start} and took {done.steps} steps; divergence from the ensemble "
-        f"{done.first_loss:.3f} -> {done.last_loss:.3f}",
+        f"{done.first_loss:z.3f} -> {done.last_loss:z.3f}",
         soft_wrap=True,
     )
     taken = fused.settings["line"]
