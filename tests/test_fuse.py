@@ -7,11 +7,12 @@ import json
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedstill
@@ -19,11 +20,14 @@ from fedstill.bundles.card import table
 from fedstill.bundles.folder import read_fused
 from fedstill.bundles.fuse import FuseOptions, fuse
 from fedstill.bundles.fuse.options import FuseKeywords
+from fedstill.bundles.fuse.student import AVERAGE, _chosen
+from fedstill.bundles.fuse.teachers import as_network
 from fedstill.bundles.pack import pack
 from fedstill.core.errors import FedstillError
 from fedstill.core.message import clone
 from fedstill.core.options import descriptions
 from fedstill.data.samples import Samples
+from fedstill.fusion.ensemble import Table
 from fedstill.models.predict import accuracy
 from fedstill.report.runs import load_run
 
@@ -96,14 +100,32 @@ def test_the_same_seed_gives_the_same_student() -> None:
     assert torch.equal(one.weight, other.weight)  # type: ignore[arg-type]
 
 
-def test_auto_starts_where_the_ensemble_is_nearest() -> None:
-    x = torch.randn(256, 4)
-    near, far = linear(1), linear(2)
-    with torch.no_grad():
-        far.weight.copy_(-near.weight)  # type: ignore[operator,arg-type]
-    fused = fuse({"near": near, "nearer": near, "far": far}, x, linear(3), distillation={"steps": 1})
-    assert fused.start in ("near", "nearer", "average")
-    assert fuse([near, far], x, linear(3), distillation={"steps": 1}, start="own").start == "own weights"
+@pytest.mark.parametrize(
+    ("middle", "start"),
+    [
+        (lambda one, two: (one + two) / 2, "average"),  # it knows both domains, though the first agrees better here
+        (lambda one, two: -(one + two), "one"),  # the teachers have nothing in common that an average could keep
+    ],
+)
+def test_the_start_is_the_average_unless_the_teachers_agree_better(middle: Callable[..., Tensor], start: str) -> None:
+    """The pool is of the first teacher's domain, so that it alone is the ensemble."""
+    x = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
+    one, two, own = (
+        {key: size * t for key, t in linear(seed).state_dict().items()} for seed, size in ((1, 1.0), (2, 0.3), (3, 1.0))
+    )
+    states = {"one": one, "two": two, "own weights": own, AVERAGE: {key: middle(one[key], two[key]) for key in one}}
+    table = Table(torch.nn.functional.linear(x, one["weight"], one["bias"]).softmax(1), torch.ones(256, 1))
+    pool = Samples(x, torch.zeros(256, dtype=torch.long))
+    network = as_network(linear(4), (4,), "the student", FuseOptions())
+    places = dict(zip(one, network.state_dict(), strict=True))
+    candidates = {name: lambda state=state: {places[key]: state[key] for key in state} for name, state in states.items()}
+    assert _chosen(network, candidates, ["one", "two"], pool, table) == start
+
+
+def test_auto_starts_from_one_of_the_teachers_or_their_average() -> None:
+    x, teachers = torch.randn(64, 4), [linear(1), linear(2)]
+    assert fuse(teachers, x, linear(3), distillation={"steps": 1}).start == "average"
+    assert fuse(teachers, x, linear(3), distillation={"steps": 1}, start="own").start == "own weights"
 
 
 def test_the_result_lies_between_the_average_and_the_student() -> None:

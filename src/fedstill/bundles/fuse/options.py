@@ -68,8 +68,9 @@ class FuseOptions(Part):
     """Without unlabelled inputs, how many features are drawn from the bundles' statistics."""
 
     start: str = "auto"
-    """The student's initial weights: "average" of the teachers with its architecture, its "own", a teacher's name, or "auto":
-    whichever of these agrees most often with the ensemble on the pool."""
+    """The student's initial weights: "average" of the teachers with its architecture, its "own", a teacher's name, or "auto": the
+    average, unless on the pool it agrees with the ensemble less often than these teachers do in the mean, and else whichever of
+    these agrees most often."""
 
     line: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = "auto"
     """How far the result lies from the average of the teachers (0) towards the student that was distilled from it (1). "auto":

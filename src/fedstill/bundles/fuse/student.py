@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
 import torch
 from torch import nn
@@ -87,7 +88,8 @@ def begin(student: Student, team: Team, start: str, pool: Samples, table: Table)
     if start == "auto":
         first = clone(network.state_dict())
         candidates["own weights"] = lambda: first
-        start = _nearest(network, candidates, pool, table)
+        members = [member.name for member in group] if group is not None else []
+        start = _chosen(network, candidates, members, pool, table)
     network.load_state_dict(candidates[start]())
     return start, start != "own weights"
 
@@ -106,8 +108,15 @@ def _kinds(state: State) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
 
 
-def _nearest(network: Network, candidates: dict[str, Callable[[], State]], pool: Samples, table: Table) -> str:
-    """The candidate that agrees most often with the ensemble."""
+def _chosen(
+    network: Network, candidates: Mapping[str, Callable[[], State]], averaged: Sequence[str], pool: Samples, table: Table
+) -> str:
+    """The average of the teachers ``averaged``, unless these agree with the ensemble more often than it does, in the mean over
+    them: then the candidate that agrees most often.
+
+    The teacher of the domain that the pool resembles agrees with the ensemble best, and may know no other domain. So a single
+    teacher is a start only where the average is of no use, as with teachers that share no initial weights.
+    """
     few = pool.take(slice(PROBE))
     wanted = table.targets[:PROBE].argmax(1)
     agreement = {}
@@ -115,6 +124,8 @@ def _nearest(network: Network, candidates: dict[str, Callable[[], State]], pool:
         network.load_state_dict(state())
         said = predict_logits(network, few).argmax(1).to(wanted.device)
         agreement[name] = float((said == wanted).double().mean())
+    if averaged and agreement[AVERAGE] >= fmean(agreement[name] for name in averaged):
+        return AVERAGE
     return max(agreement, key=lambda name: agreement[name])
 
 
