@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedstill.audit.inversion import Inversion, gradients, invert, optimised
+from fedstill.audit.inversion import Inversion, Private, gradients, invert, optimised, sent_gradients
 from fedstill.data.samples import Samples
 from fedstill.models.network import Network
 
@@ -44,6 +44,28 @@ def test_optimisation_finds_the_input_of_a_gradient() -> None:
     assert isinstance(found, Inversion)
     assert found.method == "optimisation"
     assert found.similarity > 0.9 > found.chance
+
+
+def test_a_gradient_of_dp_sgd_is_clipped_by_sample_and_noised() -> None:
+    network, data = Smooth(bias=True), members()
+    x, y = data.x[:2], torch.tensor([0, 1])
+    plain = [gradients(network, x[i : i + 1], y[i : i + 1]) for i in range(2)]
+    sizes = [torch.cat([g.flatten() for g in one if g is not None]).norm() for one in plain]
+    clip = float(min(sizes) + max(sizes)) / 2  # the larger one is clipped, the other is not
+    sent = sent_gradients(network, x, y, Private(0.0, clip), torch.Generator())
+    for place, found in enumerate(sent):
+        parts = [one[place] * min(1.0, clip / float(size)) for one, size in zip(plain, sizes, strict=True)]  # type: ignore[operator]
+        torch.testing.assert_close(found, sum(parts) / 2)
+    noised = sent_gradients(network, x, y, Private(3.0, clip), torch.Generator().manual_seed(0))
+    apart = torch.cat([(a - b).flatten() for a, b in zip(noised, sent, strict=True)])  # type: ignore[operator]
+    assert abs(float(apart.std()) / (3.0 * clip / 2) - 1) < 0.1
+
+
+def test_the_noise_of_dp_sgd_hides_the_input_from_the_closed_form() -> None:
+    found = invert("site", Smooth(bias=True), members(), private=Private(1.0, 1.0))
+    assert isinstance(found, Inversion)
+    assert found.method == "closed form, noised gradient"
+    assert abs(found.similarity) < 0.6
 
 
 def test_the_gradient_of_another_input_gives_another_reconstruction() -> None:

@@ -75,6 +75,9 @@ def test_a_run_with_privacy_is_attacked_beside_one_without(run: Path, tmp_path: 
     models = [one["model"] for one in json.loads((tmp_path / "out" / "audit.json").read_text())["membership"]]
     epsilon = private.summary["privacy"]["sample"]["epsilon"]
     assert models == ["the final model of run (no privacy)", f"the final model of private (epsilon {epsilon:.3g} a sample)"]
+    [inverted] = audit(private.folder, attacks=["inversion"]).inverted
+    assert inverted.method.endswith("noised gradient")
+    assert inverted.similarity < 0.6  # of the run without privacy above 0.99
     same = tmp_path / "copy"
     shutil.copytree(run, same)
     twice = audit(run, beside=[same], attacks=["membership"], shadows=2, samples=20, epochs=1).tested

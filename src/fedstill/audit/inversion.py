@@ -23,12 +23,20 @@ from fedstill.core.streams import numpy_stream, stream
 from fedstill.data.samples import Samples
 from fedstill.models.network import Network
 
-__all__ = ["Inversion", "closed_form", "gradients", "invert", "matching_loss", "optimised"]
+__all__ = ["Inversion", "Private", "closed_form", "gradients", "invert", "matching_loss", "optimised", "sent_gradients"]
 
 LARGEST = 2_000_000  # parameters of a network that is attacked
 WIDEST = 3 * 64 * 64  # numbers in an input
 STEPS = 300
 PRIOR = 1e-2  # weight of the total variation
+
+
+@dataclass(frozen=True)
+class Private:
+    """DP-SGD in a client: the noise multiplier and the norm to which a sample's gradient is clipped."""
+
+    noise: float
+    clip: float
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,21 @@ def gradients(network: Network, x: Tensor, y: Tensor, create_graph: bool = False
     loss = F.cross_entropy(network(x), y)
     chosen = [p for p in network.parameters() if p.requires_grad]
     return list(torch.autograd.grad(loss, chosen, create_graph=create_graph, allow_unused=True))
+
+
+def sent_gradients(network: Network, x: Tensor, y: Tensor, private: Private | None, rng: torch.Generator) -> list[Tensor | None]:
+    """What a client with one local step sends of a batch: its gradient, or by DP-SGD that of every sample clipped, their sum with
+    noise, over their number."""
+    if private is None:
+        return [None if g is None else g.detach() for g in gradients(network, x, y)]
+    total = [private.noise * private.clip * torch.randn(p.shape, generator=rng) for p in network.parameters() if p.requires_grad]
+    for one, label in zip(x.split(1), y.split(1), strict=True):
+        found = [None if g is None else g.detach() for g in gradients(network, one, label)]
+        size = torch.stack([g.square().sum() for g in found if g is not None]).sum().sqrt()
+        for place, g in enumerate(found):
+            if g is not None:
+                total[place] += g * (private.clip / size.clamp(min=private.clip))
+    return [each / len(x) for each in total]
 
 
 def closed_form(weight: Tensor, bias: Tensor) -> Tensor:
@@ -153,9 +176,11 @@ def invert(
     batch: int = 1,
     seed: int = 0,
     steps: int = STEPS,
+    private: Private | None = None,
     progress: Callable[[str, int, int], None] = lambda what, done, of: None,
 ) -> Inversion | str:
-    """Reconstruct ``batch`` of the members from their gradient under ``network``, or say why that is not tried."""
+    """Reconstruct ``batch`` of the members from their gradient under ``network``, or say why that is not tried. ``private`` says
+    how DP-SGD clipped and noised that gradient."""
     if not (members.x.dtype == torch.uint8 or members.x.is_floating_point()) or members.y is None:
         return f"no inversion of {name}: inputs are tokens or have no labels"
     size, width = sum(p.numel() for p in network.parameters()), members.x[0].numel()
@@ -166,18 +191,19 @@ def invert(
     chosen, spare = members.take(order[:batch]), members.take(order[batch : batch + 50])
     assert chosen.y is not None
     x, others = network.normalise(chosen.x), network.normalise(spare.x)
-    sent = [None if g is None else g.detach() for g in gradients(network, x, chosen.y)]
+    sent = sent_gradients(network, x, chosen.y, private, stream(seed, "audit", "inversion", name, "noise"))
     if not any(g is not None and bool(g.abs().max() > 0) for g in sent):
         return f"no inversion of {name}: the gradient is zero"
     chance = float(np.mean([_correlation(a, b) for a in x for b in others])) if len(others) else 0.0
+    noised = "" if private is None else ", noised gradient"
     exact = _first_linear(network, sent) if len(x) == 1 else None
     if exact is not None and exact.numel() == x.numel():
-        return Inversion(name, "closed form", x, exact.reshape(x.shape), chance)
+        return Inversion(name, f"closed form{noised}", x, exact.reshape(x.shape), chance)
     low, high = float(x.min()), float(x.max())
     tell = lambda done, of: progress("inversion", done, of)
     rng = stream(seed, "audit", "inversion", name, "start")
     found = optimised(network, sent, chosen.y, x.shape[1:], rng=rng, steps=steps, low=low, high=high, progress=tell)
-    return Inversion(name, "optimisation", x, _paired(x, found), chance)
+    return Inversion(name, f"optimisation{noised}", x, _paired(x, found), chance)
 
 
 def _first_linear(network: Network, sent: Sequence[Tensor | None]) -> Tensor | None:

@@ -127,7 +127,8 @@ def audit(
         tested = [_tested(subject, name, samples, shadows, seed, progress) for subject, name in named]
     for subject in subjects:
         if "inversion" in attacks:
-            found = invert(subject.name, subject.network, subject.members, batch=batch, seed=seed, progress=progress)
+            who = (subject.name, subject.network, subject.members)
+            found = invert(*who, batch=batch, seed=seed, private=subject.private, progress=progress)
             if isinstance(found, str):
                 notes.append(found)
             else:

@@ -10,17 +10,21 @@ from typing import Any
 
 import torch
 
+from fedstill.audit.inversion import Private
 from fedstill.bundles.bundle import About, read_bundle
 from fedstill.bundles.images import load_images, relabelled
 from fedstill.bundles.loading import load, read_ensemble
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.data.samples import Samples
+from fedstill.local.private import noise_of
 from fedstill.models import build
 from fedstill.models.network import Network
 from fedstill.models.trunk import is_cut
 from fedstill.run.configuration import from_toml
 from fedstill.task import Task
+from fedstill.training.fit import steps_of
 from fedstill.training.options import Local, Optimizer
+from fedstill.training.private import sampling_rate
 
 __all__ = ["Subject", "bundle_subjects", "run_subjects"]
 
@@ -37,6 +41,7 @@ class Subject:
     others: Samples
     fresh: Callable[[int], Network]
     local: Local
+    private: Private | None = None  # the DP-SGD that its gradients passed
     head_only: bool = False  # whether a shadow trains the head alone, above the model's own frozen backbone
 
     def shadow(self, seed: int) -> Network:
@@ -63,14 +68,14 @@ def run_subjects(folder: Path, epochs: int | None = None, trust_code: bool = Fal
     clients = {info.id: _own(task, info.id) for info in task.clients.values()}
     tests = {name: task.raw_domains[name].test for name in task.client_domains}
     found = []
-    cut = is_cut(task.config.model.train)
+    cut, private = is_cut(task.config.model.train), _private(task)
     if (folder / "ensemble" / "ensemble.json").is_file():
         ensemble, _ = read_ensemble(folder / "ensemble", trust_code)
         for teacher, member in zip(ensemble.speakers.teachers, ensemble.members, strict=True):
             if teacher.name in clients and isinstance(member, Network):
                 info = task.clients[teacher.name]
                 fresh = _fresh(task, info.prototype)
-                found.append(Subject(info.id, member, clients[info.id], tests[info.domain], fresh, local, cut))
+                found.append(Subject(info.id, member, clients[info.id], tests[info.domain], fresh, local, private, cut))
     several = sorted(file.stem for file in (folder / "models").glob("*.safetensors"))
     for name in several or [""]:
         final = load(folder, model=name or None, trust_code=trust_code)
@@ -80,7 +85,7 @@ def run_subjects(folder: Path, epochs: int | None = None, trust_code: bool = Fal
         domains = dict.fromkeys(task.clients[client].domain for client in mine)
         every, held = _joined(clients[client] for client in mine), _joined(tests[domain] for domain in domains)
         called = f"the final model {name}" if name else "the final model"
-        found.append(Subject(called, final.network, every, held, fresh, local, cut))
+        found.append(Subject(called, final.network, every, held, fresh, local, private, cut))
     return found
 
 
@@ -113,12 +118,30 @@ def bundle_subjects(
             f"{path.name} is a program: its architecture is not known, so it cannot be attacked; use --attacks none"
         )
     return [
-        Subject(bundle.name, bundle.network(trust_code), sides[0], sides[1], _described(about), local, about.trunk is not None)
+        Subject(
+            bundle.name,
+            bundle.network(trust_code),
+            sides[0],
+            sides[1],
+            _described(about),
+            local,
+            head_only=about.trunk is not None,
+        )
     ]
 
 
 def _epochs(task: Task, epochs: int | None) -> int:
     return epochs or min(MOST_EPOCHS, task.config.rounds * task.config.local.epochs)
+
+
+def _private(task: Task) -> Private | None:
+    """DP-SGD with the least noise of any client, which is that of the largest: the attacker's best case."""
+    sample, config = task.config.privacy.sample, task.config
+    if sample is None:
+        return None
+    most, network = max(info.samples for info in task.clients.values()), task.networks.get(task.networks.prototypes[0])
+    steps = config.rounds * steps_of(most, config.local, network)
+    return Private(noise_of(config, sampling_rate(most, config.local.batch_size), steps), sample.max_grad_norm)
 
 
 def _own(task: Task, client: str) -> Samples:
