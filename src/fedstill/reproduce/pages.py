@@ -6,7 +6,7 @@ A page holds the place of a table and what it shows; ``make results`` writes wha
     <!-- end of table -->
 
 ``columns`` is how the names of the columns begin, or a list of them; what they begin with is left out of the heads. ``rows``
-lists rows, ``names`` gives some of them other names. ``against`` is the row from which differences are shown, in points. ``mean``
+lists rows, ``names`` gives some rows and columns other names. ``against`` is the row from which differences are shown, in points. ``mean``
 adds the mean over the columns, ``turned`` exchanges rows and columns, ``digits`` is the number of decimals (0 for rounds).
 """
 
@@ -92,7 +92,7 @@ def page_table(record: Mapping[str, Any], told: PageTable) -> str:
             whole = [found.get((row, column)) for column in chosen if column]
             if all(values is not None and len(values) == len(whole[0] or ()) for values in whole):
                 found[row, ""] = [_mean(one) for one in zip(*(values for values in whole if values is not None), strict=True)]
-    lines = [["", *chosen.values()]]
+    lines = [["", *(told.names.get(column, head) for column, head in chosen.items())]]
     for row in rows:
         against = told.against if row != told.against else None
         texts = [_text(found.get((row, column)), found.get((against or "", column)), told.digits) for column in chosen]
