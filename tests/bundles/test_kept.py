@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from fedstill.bundles.fuse import fuse
-from fedstill.bundles.fuse.ensemble import weighting_of
+from fedstill.bundles.fuse.ensemble import chosen_weighting, weighting_of
 from fedstill.bundles.fuse.options import FuseOptions
 from fedstill.bundles.fuse.teachers import opened, team_of
 from fedstill.bundles.loading import load
@@ -17,6 +18,8 @@ from fedstill.bundles.pack import pack
 from fedstill.core.errors import FedstillError
 from fedstill.data.loading import load_domain
 from fedstill.fusion.ensemble import ensemble_table
+
+SITE: dict[str, Any] = {"model": "mlp", "data": "embedded:mnist", "image_size": 16, "channels": 1, "epochs": 1}
 
 
 def sites(tmp_path: Path) -> list[Path]:
@@ -40,8 +43,21 @@ def test_what_is_kept_says_what_the_teachers_said(tmp_path: Path, weighting: str
     assert torch.allclose(found.predict(pool.x, probabilities=True), wanted, atol=1e-5)
     assert found.classes == fused.classes
     assert load(tmp_path / "fused").classes == fused.classes  # the student as ever
-    fuse(bundles, pool, distillation={"steps": 1}).save(tmp_path / "fused")
+    plain = fuse(bundles, pool, distillation={"steps": 1})
+    assert plain.settings["weighting"] == "projection"  # both describe their domains
+    plain.save(tmp_path / "fused")
     assert not (tmp_path / "fused" / "ensemble").exists()  # of another fusion
+
+
+def test_one_teacher_without_a_projection_means_equal_weights(tmp_path: Path) -> None:
+    described, other = (
+        pack(tmp_path / f"{len(describe)}.fed", describe=describe, **SITE).bundle for describe in (["projection"], [])
+    )
+    pool = load_domain("embedded:rotated", image_size=16, channels=1, limit=60).train
+    found = [fuse(team, pool, distillation={"steps": 1}).settings["weighting"] for team in ([described], [described, other])]
+    assert found == ["projection", "uniform"]
+    assert chosen_weighting("auto", [described], statistics=True) == "uniform"
+    assert chosen_weighting("vote", [described], statistics=False) == "vote"
 
 
 def test_modules_of_ones_own_cannot_be_kept() -> None:

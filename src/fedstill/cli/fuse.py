@@ -34,8 +34,12 @@ def fuse(
     student: Annotated[str | None, typer.Option(help="The student's model; by default the first teacher's.")] = None,
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("fused"),
     weighting: Annotated[
-        str, typer.Option(help="How teachers are weighted: uniform, projection, discriminator, vote, median...")
-    ] = "uniform",
+        str,
+        typer.Option(
+            help="How teachers are weighted: uniform, projection, discriminator, vote, median..., or auto: projection if all "
+            "bundles describe their domains, else uniform."
+        ),
+    ] = "auto",
     validation: Annotated[
         list[str] | None,
         typer.Option(help="Labelled images, for early stopping and the figures; can be repeated."),
@@ -99,7 +103,7 @@ def fuse(
         if not isinstance(value, dict):
             raise FedstillError(f"{key} is a table, such as {key}.KEY=VALUE")
     if votes:
-        if weighting not in ("uniform", "private-votes"):
+        if weighting not in ("auto", "uniform", "private-votes"):
             raise FedstillError(f"privacy.votes counts every teacher's vote once: remove --weighting {weighting}")
         if weighting_options:
             raise FedstillError("private votes have their options in privacy.votes: remove weighting_options")

@@ -6,8 +6,9 @@ A page holds the place of a table and what it shows; ``make results`` writes wha
     <!-- end of table -->
 
 ``columns`` is how the names of the columns begin, or a list of them; what they begin with is left out of the heads. ``rows``
-lists rows, ``names`` gives some rows and columns other names. ``against`` is the row from which differences are shown, in points. ``mean``
-adds the mean over the columns, ``turned`` exchanges rows and columns, ``digits`` is the number of decimals (0 for rounds).
+lists rows, ``names`` gives some rows and columns other names. ``against`` is the row from which differences are shown, in points.
+``mean`` adds the mean over the columns, ``turned`` exchanges rows and columns, ``digits`` is the number of decimals (0 for
+rounds).
 """
 
 from __future__ import annotations

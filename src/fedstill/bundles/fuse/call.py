@@ -12,7 +12,7 @@ from torch import nn
 
 from fedstill.bundles.bundle import Bundle
 from fedstill.bundles.fuse.between import settled
-from fedstill.bundles.fuse.ensemble import check_table, shares, weighting_of
+from fedstill.bundles.fuse.ensemble import check_table, chosen_weighting, shares, weighting_of
 from fedstill.bundles.fuse.figures import Labelled, figure, figures_before, labelled_sets, together
 from fedstill.bundles.fuse.kept import check_kept, keep
 from fedstill.bundles.fuse.options import FuseKeywords, FuseOptions, described
@@ -71,6 +71,8 @@ def fuse(
     chosen = validated(FuseOptions, {name: value for name, value in options.items() if value is not None})
     place = _usable(device)
     found = opened(teachers, chosen.trust_code)
+    weighted = chosen_weighting(chosen.weighting, [teacher for _, teacher in found], statistics=unlabelled is None)
+    chosen = chosen.model_copy(update={"weighting": weighted})
     check_private(chosen, with_pool=unlabelled is not None)
     if chosen.keep_ensemble:
         check_kept(found)

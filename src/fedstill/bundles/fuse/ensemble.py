@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from fedstill.bundles.bundle import Bundle
 from fedstill.bundles.fuse.options import FuseOptions
 from fedstill.bundles.fuse.teachers import Team
 from fedstill.bundles.reference import load_reference, reference_id
@@ -16,7 +19,17 @@ from fedstill.fusion.weightings import Weighting, WeightingContext, make_weighti
 from fedstill.models.network import Network
 from fedstill.models.predict import predict_logits
 
-__all__ = ["check_table", "reference_of", "shares", "weighting_of"]
+__all__ = ["check_table", "chosen_weighting", "reference_of", "shares", "weighting_of"]
+
+
+def chosen_weighting(asked: str, teachers: Sequence[object], statistics: bool) -> str:
+    """``auto`` by what the teachers bring: their domains' projections if all have one under the same reference. Features that are
+    drawn from ``statistics`` have their own sites' targets."""
+    if asked != "auto":
+        return asked
+    told = [teacher.about.subspace if isinstance(teacher, Bundle) else None for teacher in teachers]
+    alike = len({subspace.digest for subspace in told if subspace is not None}) == 1
+    return "projection" if alike and all(told) and not statistics else "uniform"
 
 
 def weighting_of(team: Team, options: FuseOptions, device: torch.device, trunk: Network | None = None) -> Weighting:

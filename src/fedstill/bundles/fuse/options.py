@@ -47,9 +47,9 @@ class FuseOptions(Part):
     2000
     """
 
-    weighting: str = "uniform"
-    """How much each teacher counts for each sample (``fedstill.fusion.weightings``); domain-aware weightings need bundles that
-    describe their domains."""
+    weighting: str = "auto"
+    """How much each teacher counts for each sample (``fedstill.fusion.weightings``). "auto": "projection" if all teachers are
+    bundles that describe their domains under one reference, else "uniform". Domain-aware weightings need such descriptions."""
 
     weighting_options: dict[str, Any] = {}
     """The options of that weighting."""
