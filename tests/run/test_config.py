@@ -35,6 +35,7 @@ from tests.conftest import tiny_tree
         ({"rounds": 0}, "rounds = 0: Input should be greater than or equal to 1"),
         ({"local": {"optimizer": {"name": "sdg"}}}, "did you mean 'sgd'?"),
         ({"clients": {"fraction": 1.5}}, "clients.fraction = 1.5: Input should be less than or equal to 1"),
+        ({"engine": {"workers": 1_000_000_000}}, "engine.workers = 1000000000: Input should be less than or equal to 256"),
         ({"clients": {"partition": {"kind": "dirichlt"}}}, "did you mean 'dirichlet'?"),
         (
             {"algorithm": {"name": "feddf", "distillation": {"step": 1}}},

@@ -208,9 +208,9 @@ class Engine(Part):
     name: Literal["inprocess", "flower-simulation"] = "inprocess"
     """Where clients run: on this machine, or in Flower's simulation (needs the extra ``flower``)."""
 
-    workers: Annotated[int, Field(ge=0)] = 0
-    """Processes in which clients train. With 0, ``inprocess`` trains in the server's own process and ``flower-simulation`` uses
-    all cores."""
+    workers: Annotated[int, Field(ge=0, le=256)] = 0
+    """Processes in which clients train, at most 256. With 0, ``inprocess`` trains in the server's own process and
+    ``flower-simulation`` uses all cores."""
 
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Threads of torch in each process; 0 leaves torch's own choice."""
