@@ -129,6 +129,29 @@ def test_a_damaged_configuration_is_named(run: Path, tmp_path: Path) -> None:
         audit(run, beside=[tmp_path / "damaged"], attacks=["membership"], samples=20, shadows=0)
 
 
+@pytest.mark.parametrize("text", ["[[[", "privacy = 1", None])
+def test_a_run_whose_configuration_cannot_be_read_is_not_said_to_have_no_privacy(
+    run: Path, tmp_path: Path, text: str | None
+) -> None:
+    shutil.copytree(run, tmp_path / "damaged")
+    (tmp_path / "damaged" / "config.toml").unlink()
+    if text is not None:
+        (tmp_path / "damaged" / "config.toml").write_text(text)
+    summary = json.loads((tmp_path / "damaged" / "summary.json").read_text())
+    summary["privacy"] = {"sample": {"epsilon": 3.0, "delta": 1e-5}}
+    (tmp_path / "damaged" / "summary.json").write_text(json.dumps(summary))
+    found = audit(tmp_path / "damaged", attacks=())
+    page = write_audit(found, tmp_path / "out").read_text()
+    told = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert told["private"] is None
+    assert [words.split(":")[0] for words in told["privacy"]] == [
+        "sample-level differential privacy",  # what the summary recorded is still said
+        "not known whether it is private",
+    ]
+    assert "no privacy is set" not in page
+    assert "Not known whether private" in page
+
+
 def test_a_file_that_is_no_bundle_and_a_full_folder_are_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "x.fed").write_bytes(b"\x80\x04K\x01.")  # a pickle
     with pytest.raises(FedstillError, match="not a bundle"):

@@ -121,17 +121,22 @@ def bundle_items(bundle: Bundle) -> list[Item]:
     return [Item(about.name, what, 1, size) for what, size in sizes.items()]
 
 
-def privacy_words(config: Mapping[str, Any], summary: Mapping[str, Any] | None = None) -> tuple[bool, list[str]]:
-    """Whether a run limits by a stated mechanism what single samples or clients reveal, and what covers what, in words.
+def privacy_words(config: Mapping[str, Any], summary: Mapping[str, Any] | None = None) -> tuple[bool | None, list[str]]:
+    """Whether a run limits by a stated mechanism what single samples or clients reveal, and what covers what, in words. An empty
+    configuration is one that cannot be read: whether the run was private is not known then.
 
-    >>> privacy_words({})
+    >>> privacy_words({"seed": 0})
     (False, ['not private: no privacy is set, and nothing limits what is learned from what was sent'])
     >>> privacy_words({"privacy": {"secure": {"bits": 64}}})[0]
     False
+    >>> privacy_words({})
+    (None, ['not known whether it is private: the configuration cannot be read, which says what privacy was set'])
     """
-    table = config.get("privacy")
-    table = table if isinstance(table, Mapping) else {}
+    table = config.get("privacy", {})
     lines = budget_words((summary or {}).get("privacy"))
+    if not config or not isinstance(table, Mapping):
+        unknown = "not known whether it is private: the configuration cannot be read, which says what privacy was set"
+        return None, [*lines, unknown]
     kinds = [kind for kind in NAMES if isinstance(table.get(kind), Mapping)]
     private = "client" in kinds or "sample" in kinds  # reports alone leave the weights as they are
     if not lines:

@@ -42,7 +42,7 @@ class Audit:
     """The outcome of an audit."""
 
     name: str
-    private: bool
+    private: bool | None  # None if that is not known
     words: list[str]
     items: list[Item]
     tested: list[Tested] = field(default_factory=list)
@@ -191,7 +191,8 @@ def write_audit(found: Audit, out: Path) -> Path:
 def audit_page(found: Audit) -> str:
     """The page of an audit, as HTML text."""
     stated = "".join(f"<p>{escape(line)}.</p>" for line in found.words)
-    parts = [f"<section><h2>{'Private' if found.private else 'Not private'}</h2>{stated}</section>", _items(found.items)]
+    title = {True: "Private", False: "Not private", None: "Not known whether private"}[found.private]
+    parts = [f"<section><h2>{title}</h2>{stated}</section>", _items(found.items)]
     if found.tested:
         parts.append(_membership(found.tested))
     if found.inverted:
