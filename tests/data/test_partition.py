@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedstill.core.errors import FedstillError
-from fedstill.data.partition import Partition, _client_prior, _dirichlet, partition
+from fedstill.data.partition import Partition, Shares, _client_prior, _dirichlet, _level, partition
 
 VARIANTS = ["plain", "balanced", "equal", "client-prior"]
 
@@ -101,7 +103,7 @@ def test_client_prior_follows_the_dirichlet_of_the_classes():
     alpha, classes, clients = 0.5, 4, 400
     labels = np.tile(np.arange(classes), 20_000)
     shares = _client_prior(labels, clients, alpha, np.random.default_rng(0))
-    p = np.stack([np.bincount(labels[share], minlength=classes) / len(share) for share in shares[:]])
+    p = np.stack([np.bincount(labels[share], minlength=classes) / len(share) for share in shares])
     assert (p**2).mean() == pytest.approx((alpha + 1) / (classes * (classes * alpha + 1)), rel=0.1)
 
 
@@ -113,6 +115,48 @@ def test_dirichlet_shares_have_the_moments_of_the_dirichlet():
     p = np.stack([np.bincount(labels[share], minlength=400) / 100 for share in shares])
     assert p.mean() == pytest.approx(1 / clients)
     assert (p**2).mean() == pytest.approx((alpha + 1) / (clients * (clients * alpha + 1)), rel=0.1)
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_a_share_is_what_one_client_after_the_other_is_given_of_each_class(balanced):
+    labels, clients, alpha = np.random.default_rng(0).integers(0, 4, 300), 7, 0.3
+    held = [[] for _ in range(clients)]
+    rng = np.random.default_rng(5)
+    for label in range(4):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        share = rng.dirichlet(np.full(clients, alpha))
+        if balanced:
+            share = np.where([len(own) < len(labels) / clients for own in held], share, 0.0)
+            share /= share.sum()
+        cuts = np.floor(np.cumsum(share) * len(members) + 1e-9).astype(int)[:-1]
+        for own, part in zip(held, np.split(members, cuts), strict=True):
+            own.extend(part.tolist())
+    shares = _dirichlet(labels, np.arange(300), clients, alpha, balanced, np.random.default_rng(5))
+    assert [share.tolist() for share in shares] == held
+
+
+def test_a_repair_takes_from_whoever_is_largest_at_the_time():
+    shares = Shares(np.arange(12), np.array([6, 6, 11, 12]))  # of 6, 0, 5 and 1 samples
+    levelled = _level(shares, 2, np.random.default_rng(0))
+    assert levelled.sizes.tolist() == [4, 2, 4, 2]
+    shares = Shares(np.arange(12), np.array([6, 6, 11, 12]))
+    rng = np.random.default_rng(0)
+    mixed = [rng.permutation(share).tolist() for share in shares]
+    mixed[1] += [mixed[0].pop(), mixed[0].pop()]  # clients 0 and 2 are as large after one: the first of them gives
+    mixed[3] += [mixed[2].pop()]
+    assert [sorted(share) for share in levelled] == [sorted(own) for own in mixed]
+
+
+def test_shares_of_many_clients_take_little_more_than_their_positions():
+    labels = np.zeros(100_000, dtype=int)
+    tracemalloc.start()
+    shares = partition(labels, 50_000, Partition(), np.random.default_rng(0))
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 1_500_000  # 12 bytes a position; an array object for each share would be six million more
+    assert [share.tolist() for share in (shares[0], shares[-1])] == [list(share) for share in shares][:: len(shares) - 1]
+    with pytest.raises(IndexError):
+        shares[50_000]
 
 
 def test_an_unlucky_draw_is_repaired_by_single_samples():
@@ -145,6 +189,7 @@ def test_flower_partitioners(kind):
         (4, {"min_samples": 8}, "at least 8 samples each"),
         (3, {"kind": "classes", "classes_per_client": 4}, "4 classes: there are only 3"),
         (20, {"kind": "shards"}, "20 x 2 shards"),
+        (4, {"kind": "shards", "min_samples": 7}, "'shards' hands out only 24 of 30"),
         (25, {"kind": "exponential"}, "leave some of 25 clients none"),
         (9, {"kind": "classes", "min_samples": 4, "classes_per_client": 1}, "cannot"),
     ],

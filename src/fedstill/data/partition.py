@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from fedstill.core.errors import FedstillError
 
-__all__ = ["Partition", "class_counts", "partition"]
+__all__ = ["Partition", "Shares", "class_counts", "partition"]
 
 
 class Partition(BaseModel):
@@ -58,11 +59,51 @@ class Partition(BaseModel):
     repaired by moving single samples, and a split by classes is refused."""
 
 
-Shares = list[np.ndarray]
+@dataclass(frozen=True)
+class Shares:
+    """What every client holds: one array of positions, cut where each share ends. An array object for each of a hundred thousand
+    clients would take more memory than the positions.
+
+    >>> shares = Shares(np.array([4, 0, 2]), np.array([1, 3]))
+    >>> [share.tolist() for share in shares], shares.sizes.tolist()
+    ([[4], [0, 2]], [1, 2])
+    """
+
+    positions: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def even(cls, positions: np.ndarray, clients: int) -> Shares:
+        """Consecutive shares of equal size; the first have one more if the clients do not divide the positions."""
+        return cls(positions, np.cumsum(_even(len(positions), clients)))
+
+    @classmethod
+    def by_owner(cls, positions: np.ndarray, owners: np.ndarray, clients: int) -> Shares:
+        """The positions of each owner, in the order in which they are given."""
+        return cls(positions[np.argsort(owners, kind="stable")], np.cumsum(np.bincount(owners, minlength=clients)))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many positions each share has."""
+        return np.diff(self.ends, prepend=0)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        """One share: a view, not a copy."""
+        client = range(len(self))[client]
+        return self.positions[self.ends[client - 1] if client else 0 : self.ends[client]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        begin = 0
+        for end in self.ends:
+            yield self.positions[begin:end]
+            begin = end
 
 
 def partition(labels: Tensor | np.ndarray, clients: int, spec: Partition, rng: np.random.Generator) -> Shares:
-    """Divide samples among ``clients``: one sorted array of positions each, no position twice.
+    """Divide samples among ``clients``: sorted positions for each, no position twice.
 
     Every sample goes to some client, except under ``classes`` if the clients together hold fewer classes than there are, and
     under ``shards`` if the last samples fill no shard.
@@ -87,15 +128,16 @@ def partition(labels: Tensor | np.ndarray, clients: int, spec: Partition, rng: n
                 f"{clients} clients of {spec.classes_per_client} classes cannot all have {least} samples; "
                 "use fewer clients, more classes_per_client or a smaller min_samples"
             )
-        _level(best, least, rng)
-    # all at once, as views of one array: a hundred thousand small arrays would take more memory than the positions
-    sizes = np.array([len(share) for share in best])
-    joined = np.concatenate(best)
-    joined = joined[np.lexsort((joined, np.repeat(np.arange(clients), sizes)))]
-    return np.split(joined, np.cumsum(sizes)[:-1])
+        if least * clients > len(best.positions):  # under shards some samples may go to nobody
+            held = f"'{spec.kind}' hands out only {len(best.positions)} of {len(values)}"
+            raise FedstillError(f"cannot give {clients} clients at least {least} samples each: {held}")
+        best = _level(best, least, rng)
+    for share in best:
+        share.sort()
+    return best
 
 
-def class_counts(labels: Tensor | np.ndarray, shares: Shares, classes: int) -> np.ndarray:
+def class_counts(labels: Tensor | np.ndarray, shares: Sequence[np.ndarray], classes: int) -> np.ndarray:
     """How many samples of each class every share holds, all at once: (shares, classes).
 
     >>> class_counts(np.array([0, 1, 1, 2]), [np.array([0, 1, 2]), np.array([3])], 3).tolist()
@@ -125,9 +167,8 @@ def _checked(labels: np.ndarray, clients: int, spec: Partition) -> int:
 
 
 def _drawer(labels: np.ndarray, clients: int, spec: Partition, rng: np.random.Generator) -> Callable[[], Shares]:
-    everything = np.arange(len(labels))
     if spec.kind == "iid":
-        return lambda: np.array_split(rng.permutation(everything), clients)
+        return lambda: Shares.even(rng.permutation(len(labels)), clients)
     if spec.kind == "classes":
         return lambda: _by_classes(labels, clients, spec.classes_per_client, rng)
     if spec.kind in _FLOWER:
@@ -137,7 +178,7 @@ def _drawer(labels: np.ndarray, clients: int, spec: Partition, rng: np.random.Ge
     if spec.variant == "equal":
         return lambda: _equal(labels, clients, spec, rng)
     balanced = spec.variant == "balanced"
-    return lambda: _dirichlet(labels, everything, clients, spec.alpha, balanced, rng)
+    return lambda: _dirichlet(labels, np.arange(len(labels)), clients, spec.alpha, balanced, rng)
 
 
 # flwr-datasets has a Dirichlet and a pathological partitioner too, but the first knows two of the four variants, gives
@@ -146,7 +187,8 @@ def _drawer(labels: np.ndarray, clients: int, spec: Partition, rng: np.random.Ge
 def _dirichlet(
     labels: np.ndarray, index: np.ndarray, clients: int, alpha: float, balanced: bool, rng: np.random.Generator
 ) -> Shares:
-    held: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    drawn: list[np.ndarray] = []
+    owners: list[np.ndarray] = []
     sizes = np.zeros(clients, dtype=np.int64)
     mine = labels[index]
     for label in np.unique(mine):
@@ -158,10 +200,25 @@ def _dirichlet(
             # With a tiny alpha all of a class may fall to clients that are full: one with room takes it.
             share = share / share.sum() if share.sum() > 0 else _one_of(np.flatnonzero(room), clients, rng)
         cuts = np.floor(np.cumsum(share) * len(members) + 1e-9).astype(np.int64)[:-1]
-        for client, part in enumerate(np.split(members, cuts)):
-            held[client].append(part)
-            sizes[client] += len(part)
-    return [np.concatenate(parts) for parts in held]
+        given = np.diff(cuts, prepend=0, append=len(members))
+        drawn.append(members)
+        owners.append(_owners(given))
+        sizes += given
+    return Shares.by_owner(np.concatenate(drawn), np.concatenate(owners), clients)
+
+
+def _owners(given: np.ndarray) -> np.ndarray:
+    """Who owns each of the samples of which every client is given so many, one client after the other."""
+    return np.repeat(np.arange(len(given), dtype=np.int32), given)
+
+
+def _even(total: int, parts: int) -> np.ndarray:
+    """Sizes as equal as can be, the larger ones first.
+
+    >>> _even(7, 3).tolist()
+    [3, 2, 2]
+    """
+    return total // parts + (np.arange(parts) < total % parts)
 
 
 def _dirichlet_draw(alpha: float, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -177,15 +234,15 @@ def _one_of(candidates: np.ndarray, size: int, rng: np.random.Generator) -> np.n
 
 
 def _equal(labels: np.ndarray, clients: int, spec: Partition, rng: np.random.Generator) -> Shares:
-    groups = np.array_split(np.arange(clients), -(-clients // 10))  # ten a group, fewer where clients do not divide
-    bounds = np.cumsum([len(group) for group in groups]) * len(labels) // clients
+    groups = _even(clients, -(-clients // 10))  # ten a group, fewer where clients do not divide
+    bounds = np.cumsum(groups) * len(labels) // clients
     joined = []
-    for group, part in zip(groups, np.split(rng.permutation(len(labels)), bounds[:-1]), strict=True):
+    for group, part in zip(groups.tolist(), np.split(rng.permutation(len(labels)), bounds[:-1]), strict=True):
         # FedDF draws a group again until everybody holds half of the mean; here up to `redraws` times, then the best.
-        draw = partial(_dirichlet, labels, part, len(group), spec.alpha, True, rng)
+        draw = partial(_dirichlet, labels, part, group, spec.alpha, True, rng)
         # A share stays in the order of its classes, so what spills over to a neighbour is a client's last classes, as in FedDF.
-        joined += _best(draw, 0.5 * len(part) / len(group), spec.redraws)
-    return np.array_split(np.concatenate(joined), clients)
+        joined.append(_best(draw, 0.5 * len(part) / group, spec.redraws).positions)
+    return Shares.even(np.concatenate(joined), clients)
 
 
 def _client_prior(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> Shares:
@@ -221,7 +278,7 @@ def _by_classes(labels: np.ndarray, clients: int, per_client: int, rng: np.rando
     for c, stock in enumerate(np.bincount(found)):
         who = rng.permutation(np.flatnonzero(holders[:, c]))
         if len(who):
-            given[who, c] = [len(part) for part in np.array_split(np.arange(stock), len(who))]
+            given[who, c] = _even(int(stock), len(who))
     return _hand_out(found, given, rng)
 
 
@@ -250,19 +307,16 @@ def _by_flower(labels: np.ndarray, clients: int, spec: Partition, rng: np.random
         with np.errstate(all="ignore"), warnings.catch_warnings():
             # it sorts by a deprecated call of pyarrow; that warning is of no use to our users
             warnings.simplefilter("ignore", FutureWarning)
-            return [np.asarray(divide.load_partition(client)["position"][:], dtype=np.int64) for client in range(clients)]
+            found = [np.asarray(divide.load_partition(client)["position"][:], dtype=np.int64) for client in range(clients)]
     except ValueError as error:
         raise FedstillError(f"'{spec.kind}' shares of {len(labels)} samples leave some of {clients} clients none") from error
+    return Shares(np.concatenate(found), np.cumsum([len(share) for share in found]))
 
 
 def _hand_out(found: np.ndarray, given: np.ndarray, rng: np.random.Generator) -> Shares:
     """Random samples of each class, ``given[client, class]`` of them to every client."""
-    held: list[list[np.ndarray]] = [[] for _ in range(len(given))]
-    for c in range(given.shape[1]):
-        members = rng.permutation(np.flatnonzero(found == c))
-        for client, part in enumerate(np.split(members, np.cumsum(given[:, c]))[:-1]):
-            held[client].append(part)
-    return [np.concatenate(parts) for parts in held]
+    drawn = [rng.permutation(np.flatnonzero(found == c))[: of_class.sum()] for c, of_class in enumerate(given.T)]
+    return Shares.by_owner(np.concatenate(drawn), np.concatenate([_owners(of_class) for of_class in given.T]), len(given))
 
 
 def _best(draw: Callable[[], Shares], least: float, redraws: int) -> Shares:
@@ -276,17 +330,22 @@ def _best(draw: Callable[[], Shares], least: float, redraws: int) -> Shares:
 
 
 def _smallest(shares: Shares) -> int:
-    return min(len(share) for share in shares)
+    return int(shares.sizes.min())
 
 
-def _level(shares: Shares, least: int, rng: np.random.Generator) -> None:
+def _level(shares: Shares, least: int, rng: np.random.Generator) -> Shares:
     """Move single random samples from the largest clients until no client holds fewer than ``least``."""
-    lists = [rng.permutation(share).tolist() for share in shares]
-    largest = [(-len(items), client) for client, items in enumerate(lists)]
+    for share in shares:
+        rng.shuffle(share)
+    begins, left = (shares.ends - shares.sizes).tolist(), shares.sizes.tolist()
+    largest = [(-size, client) for client, size in enumerate(left) if size > least]
     heapq.heapify(largest)
-    for items in lists:
-        while len(items) < least:
+    owners = _owners(shares.sizes)
+    for client, size in enumerate(shares.sizes.tolist()):
+        for _ in range(least - size):
             _, donor = heapq.heappop(largest)
-            items.append(lists[donor].pop())
-            heapq.heappush(largest, (-len(lists[donor]), donor))
-    shares[:] = [np.array(items, dtype=np.int64) for items in lists]
+            left[donor] -= 1
+            owners[begins[donor] + left[donor]] = client  # the last that the donor still has
+            if left[donor] > least:
+                heapq.heappush(largest, (-left[donor], donor))
+    return Shares.by_owner(shares.positions, owners, len(shares))
