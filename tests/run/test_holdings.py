@@ -22,6 +22,13 @@ def test_one_row_a_client():
     ]
 
 
+def test_clients_are_read_one_after_the_other():
+    clients = ({"id": f"c{i}", "domain": "a", "prototype": "mlp", "samples": 1, "counts": [1, 0]} for i in range(100))
+    table = who_holds_what({"classes": ["0", "1"], "clients": clients})
+    assert table is not None
+    assert [list(column.cells) for column in table.columns][:2] == [["a"], ["100"]]
+
+
 def test_many_clients_are_summed_up_by_domain():
     text = shown([(f"c{i}", "ab"[i % 2], [i, 0, 1]) for i in range(100)], ["0", "1", "2"])
     rows = [line.split() for line in text.splitlines()]

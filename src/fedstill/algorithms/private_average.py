@@ -57,7 +57,8 @@ def settings(task: Task) -> ClientLevel:
 
 def expected(task: Task, prototype: str | None = None) -> float:
     """The expected number of clients in a round, q N, of one architecture or of all."""
-    count = sum(prototype in (None, client.prototype) for client in task.clients.values())
+    clients = task.clients
+    count = len(clients) if prototype is None else sum(client.prototype == prototype for client in clients.values())
     return task.config.clients.fraction * count
 
 

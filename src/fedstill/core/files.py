@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,9 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def atomic_write(path: Path, data: bytes | str) -> None:
-    """Write to a temporary file, flush it to disk, rename it: a reader sees the old file or the new one, never a part.
+def atomic_write(path: Path, data: bytes | str | Iterable[str]) -> None:
+    """Write to a temporary file, flush it to disk, rename it: a reader sees the old file or the new one, never a part. What is
+    long can be given in pieces.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "a.txt"
@@ -46,7 +47,8 @@ def atomic_write(path: Path, data: bytes | str) -> None:
     aside = part_of(path)
     try:
         with naming(path), open(aside, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            for piece in [data] if isinstance(data, bytes | str) else data:
+                file.write(piece.encode() if isinstance(piece, str) else piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)

@@ -42,10 +42,10 @@ class Effort:
 
 def effort_of(task: Task, rounds: int) -> Effort:
     """The work in ``rounds`` rounds. Only steps that all systems take are counted; those of a generator are extra."""
-    config, clients = task.config, list(task.clients.values())
+    config, clients = task.config, task.clients
     taking = min(len(clients), config.clients.per_round or max(1, round(config.clients.fraction * len(clients))))
-    steps = [_local_steps(config.local, info.samples) for info in clients]
-    train = round(sum(steps) * taking / len(clients))
+    steps = sum(_local_steps(config.local, info.samples) for info in clients.values())
+    train = round(steps * taking / len(clients))
     distil = _distilling(task)
     found = Effort(taking, train, distil, rounds)
     if rounds * (train + distil) < FEW:

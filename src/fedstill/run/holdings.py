@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import fmean, median
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple
 
 from rich.table import Table
@@ -23,6 +25,21 @@ class Holding(NamedTuple):
     counts: list[int]
 
 
+@dataclass
+class DomainHolding:
+    """What the clients of a domain hold together."""
+
+    counts: list[int]  # of each class
+    sizes: array[int] = field(default_factory=lambda: array("q"))  # each client's samples
+    held: int = 0  # classes that each client holds, summed over the clients
+
+    def add(self, counts: Sequence[int]) -> None:
+        """Count one more client."""
+        self.counts = [total + own for total, own in zip(self.counts, counts, strict=True)]
+        self.sizes.append(sum(counts))
+        self.held += sum(own > 0 for own in counts)
+
+
 def who_holds_what(records: ClientRecords, most: int = 20) -> Table | None:
     """A table of clients, or of domains if there are more than ``most`` clients; None if no client's counts are known.
 
@@ -38,12 +55,18 @@ def who_holds_what(records: ClientRecords, most: int = 20) -> Table | None:
     mnist-1  mnist        81  ▁██
     """
     classes = records["classes"]
-    held = [Holding(one["id"], one["domain"], one["counts"]) for one in records["clients"] if one["counts"] is not None]
+    held: list[Holding] = []
+    domains: dict[str, DomainHolding] = {}
+    for one in records["clients"]:  # there may be too many to keep them all
+        if one["counts"] is not None:
+            domains.setdefault(one["domain"], DomainHolding([0] * len(classes))).add(one["counts"])
+            if len(held) <= most:
+                held.append(Holding(one["id"], one["domain"], one["counts"]))
     if not held:
         return None
     head = "".join(classes) if all(len(name) == 1 for name in classes) else f"{len(classes)} classes"
     if len(held) > most:
-        return _by_domain(held, head)
+        return _by_domain(domains, head)
     table = _table("client", "domain", "samples")
     table.add_column(head, no_wrap=True)
     for client, domain, counts in held:
@@ -61,16 +84,13 @@ def blocks(counts: Sequence[int]) -> str:
     return "".join(_BLOCKS[-(-8 * int(count) // highest)] for count in counts)
 
 
-def _by_domain(held: Sequence[Holding], head: str) -> Table:
+def _by_domain(domains: Mapping[str, DomainHolding], head: str) -> Table:
     table = _table("domain", "clients", "samples", "fewest", "median", "most", "classes held")
     table.add_column(head, no_wrap=True)
-    for domain in dict.fromkeys(one.domain for one in held):
-        counts = [one.counts for one in held if one.domain == domain]
-        sizes = [sum(own) for own in counts]
-        row = [len(counts), sum(sizes), min(sizes), int(median(sizes)), max(sizes)]
-        classes = fmean(sum(count > 0 for count in own) for own in counts)
-        together = [sum(of_class) for of_class in zip(*counts, strict=True)]
-        table.add_row(domain, *(f"{value:,}" for value in row), f"{classes:.1f}", blocks(together))
+    for domain, own in domains.items():
+        sizes = own.sizes
+        row = [len(sizes), sum(sizes), min(sizes), int(median(sizes)), max(sizes)]
+        table.add_row(domain, *(f"{value:,}" for value in row), f"{own.held / len(sizes):.1f}", blocks(own.counts))
     return table
 
 

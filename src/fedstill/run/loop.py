@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from fedstill.engine.prepared import prepare
 from fedstill.run import history as records
 from fedstill.run.budgets import client_budgets, said_epsilon
 from fedstill.run.checkpoint import save_checkpoint
-from fedstill.run.clients import client_records
+from fedstill.run.clients import as_json, client_records
 from fedstill.run.confusion import write_confusion
 from fedstill.run.folder import begin, folder_lock, keep_ensemble, write_features, write_generator, write_models, write_samples
 from fedstill.run.history import Dropped, Line
@@ -132,7 +133,7 @@ def _rounds(algorithm: Algorithm, engine: Engine, out: Path, *, resume: bool, li
     for note in task.notes:
         told.warn(note)
     told.started(task, done)
-    ids = list(task.clients)
+    ids = task.client_ids
     count = config.clients.per_round or max(1, round(config.clients.fraction * len(ids)))
     if algorithm.everyone:
         count = len(ids)
@@ -190,10 +191,15 @@ def _end(
 
 
 def _write_clients(task: Task, path: Path, done: int, told: Listener) -> None:
-    holders = to_json(client_records(task))
-    if done and path.exists() and path.read_text() != holders:
+    before = _mark_of(path) if done and path.exists() else None
+    atomic_write(path, as_json(client_records(task)))
+    if before not in (None, _mark_of(path)):
         told.warn(f"the clients' data has changed: rewriting {path}")
-    atomic_write(path, holders)
+
+
+def _mark_of(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 class Ending:

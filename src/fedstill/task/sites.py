@@ -128,7 +128,7 @@ class NodeTask(Task):
         return
 
     @cached_property
-    def clients(self) -> dict[str, ClientInfo]:
+    def clients(self) -> Mapping[str, ClientInfo]:
         """The node itself, with all of its training data."""
         held = np.arange(len(self.raw_domains[self.domain].train))
         return {self.name: ClientInfo(self.name, self.domain, self.prototype or self.networks.student, held)}
@@ -230,7 +230,7 @@ class RosterTask(Task):
         return
 
     @cached_property
-    def clients(self) -> dict[str, ClientInfo]:
+    def clients(self) -> Mapping[str, ClientInfo]:
         """The nodes, sorted by name; those without an architecture of their own are dealt one."""
         dealt = self.dealt
         return {

@@ -5,9 +5,11 @@ Data is loaded when it is first needed, so a client never reads the server's poo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby, islice
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from fedstill.core.jobs import Jobs
 from fedstill.core.streams import numpy_stream
 from fedstill.data.inputs import Preprocessing
 from fedstill.data.loading import load_domains
-from fedstill.data.partition import class_counts, partition
+from fedstill.data.partition import Shares, class_counts, partition
 from fedstill.data.reading import Reading
 from fedstill.data.rows import Rows
 from fedstill.data.samples import Domain, Samples, hold_out, stratified
@@ -28,6 +30,7 @@ from fedstill.data.sources import FILES
 from fedstill.data.text import TextOptions
 from fedstill.models.text import encoder_folder, is_encoder
 from fedstill.models.trunk import Top, is_cut
+from fedstill.task.clients import ClientInfo, ClientTable
 from fedstill.task.kinds import USUAL, check_model
 from fedstill.task.networks import Networks
 from fedstill.task.trunks import Views, through_trunk
@@ -35,19 +38,7 @@ from fedstill.task.trunks import Views, through_trunk
 __all__ = ["USUAL", "ClientInfo", "Pool", "Task", "kind_of", "short_name"]
 
 
-@dataclass(frozen=True, slots=True)  # there may be a hundred thousand
-class ClientInfo:
-    """Who a client is and which of its domain's training samples it holds."""
-
-    id: str
-    domain: str
-    prototype: str
-    indices: np.ndarray
-
-    @property
-    def samples(self) -> int:
-        """How many samples it holds."""
-        return len(self.indices)
+COUNTED = 1000  # clients whose labels are counted at once: all of them would need a table of clients x classes
 
 
 @dataclass(frozen=True)
@@ -241,42 +232,41 @@ class Task:
         """Messages about the data for the user, such as images that were left out."""
         return [note for domain in self.raw_domains.values() for note in domain.notes]
 
-    @cached_property
-    def _kept(self) -> dict[str, dict[str, np.ndarray]]:
-        """Indices of each client domain's training set that go to clients, to the pool and to validation."""
-        data = self.config.data
-        kept = {}
-        for name in self.client_domains:
-            n = len(self.raw_domains[name].train)
-            order = numpy_stream(self.seed, "split", name).permutation(n)
-            validation, pool = round(n * data.validation), round(n * data.holdout)
-            kept[name] = {
-                "validation": np.sort(order[:validation]),
-                "pool": np.sort(order[validation : validation + pool]),
-                "clients": np.sort(order[validation + pool :]),
-            }
-        return kept
+    def _part(self, name: str, part: Literal["validation", "pool", "clients"]) -> np.ndarray:
+        """Indices of a client domain's training set that go to validation, to the pool or to the clients."""
+        data, n = self.config.data, len(self.raw_domains[name].train)
+        order = numpy_stream(self.seed, "split", name).permutation(n)
+        validation, pool = round(n * data.validation), round(n * data.holdout)
+        parts = {
+            "validation": slice(validation),
+            "pool": slice(validation, validation + pool),
+            "clients": slice(validation + pool, None),
+        }
+        return np.sort(order[parts[part]])
 
     @cached_property
-    def clients(self) -> dict[str, ClientInfo]:
+    def clients(self) -> Mapping[str, ClientInfo]:
         """Every client, in order of domain and number."""
-        config, dealt = self.config, self.dealt
-        clients: dict[str, ClientInfo] = {}
-        for d, name in enumerate(self.client_domains):
-            train = self.raw_domains[name].train
-            mine = self._kept[name]["clients"]
-            if train.y is None:
-                raise FedstillError(f"domain '{name}' has no labels, so no client can learn from it")
-            labels = train.y[torch.from_numpy(mine)].numpy()
-            rng = numpy_stream(self.seed, "partition", name)
-            shares = partition(labels, config.clients.per_domain, config.clients.partition, rng)
-            held = np.split(mine[np.concatenate(shares)], np.cumsum([len(share) for share in shares])[:-1])
-            for i, own in enumerate(held):
-                number = len(clients)
-                turn = d if config.model.by == "domain" else number
-                info = ClientInfo(f"{name}-{i}", name, dealt[turn % len(dealt)], own)
-                clients[info.id] = info
-        return clients
+        shares = {name: self._shares(name) for name in self.client_domains}
+        return ClientTable(shares, self.dealt, self.config.model.by == "domain")
+
+    def _shares(self, name: str) -> Shares:
+        """Which of a domain's training samples each of its clients holds."""
+        data, clients, labels = self.config.data, self.config.clients, self.raw_domains[name].train.y
+        if labels is None:
+            raise FedstillError(f"domain '{name}' has no labels, so no client can learn from it")
+        rng = numpy_stream(self.seed, "partition", name)
+        if not (data.validation or data.holdout):  # all samples are the clients', and nothing is copied
+            return partition(labels, clients.per_domain, clients.partition, rng)
+        mine = self._part(name, "clients")
+        found = partition(labels[torch.from_numpy(mine)], clients.per_domain, clients.partition, rng)
+        return Shares(mine[found.positions], found.ends)
+
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """The clients' ids by number, to draw from."""
+        clients = self.clients
+        return clients.ids if isinstance(clients, ClientTable) else list(clients)
 
     @cached_property
     def poisoned(self) -> frozenset[str]:
@@ -284,24 +274,26 @@ class Task:
         poison = self.config.data.poison
         if poison is None:
             return frozenset()
-        ids = list(self.clients)
+        ids = self.client_ids
         for name in poison.clients:
-            if name not in ids and name not in self.client_domains:
+            if name not in self.clients and name not in self.client_domains:
                 raise FedstillError(f"data.poison.clients: no client or domain '{name}'; clients: {', '.join(ids[:10])}")
         named = {i for i, info in self.clients.items() if i in poison.clients or info.domain in poison.clients}
         count = round(poison.fraction * len(ids))
         drawn = numpy_stream(self.seed, "poison").permutation(len(ids))[:count]
         return frozenset(named | {ids[i] for i in drawn})
 
-    def counts(self) -> dict[str, list[int]] | None:
-        """How many samples of each class every client holds; None if the server does not know."""
-        found: dict[str, list[int]] = {}
-        for domain in self.client_domains:
-            labels = self.raw_domains[domain].train.y
-            own = {info.id: info.indices for info in self.clients.values() if info.domain == domain}
-            assert labels is not None
-            found |= zip(own, class_counts(labels, list(own.values()), len(self.classes)).tolist(), strict=True)
-        return found
+    def counts(self) -> Iterator[list[int]] | None:
+        """How many samples of each class every client holds, one client after the other; None if the server does not know."""
+        return self._counted()
+
+    def _counted(self) -> Iterator[list[int]]:
+        clients = iter(self.clients.values())
+        for _, of_domain in groupby(clients, lambda info: info.domain):
+            while together := list(islice(of_domain, COUNTED)):
+                labels = self.raw_domains[together[0].domain].train.y
+                assert labels is not None
+                yield from class_counts(labels, [info.indices for info in together], len(self.classes)).tolist()
 
     def data_of(self, client: str) -> Samples:
         """A client's training samples (with false labels if it is poisoned)."""
@@ -336,7 +328,7 @@ class Task:
             parts.append((name, self.domains[name].train))
         if not parts and data.holdout:
             for name in self.client_domains:
-                parts.append((name, self.domains[name].train.take(torch.from_numpy(self._kept[name]["pool"]))))
+                parts.append((name, self.domains[name].train.take(torch.from_numpy(self._part(name, "pool")))))
         if not parts:
             return None
         if data.pool_classes is not None:
@@ -359,7 +351,7 @@ class Task:
         """Labelled samples on the server, for early stopping and warnings; None if data.validation is 0."""
         if not self.config.data.validation:
             return None
-        parts = [self.domains[n].train.take(torch.from_numpy(self._kept[n]["validation"])) for n in self.client_domains]
+        parts = [self.domains[n].train.take(torch.from_numpy(self._part(n, "validation"))) for n in self.client_domains]
         if not any(len(part) for part in parts):
             share = self.config.data.validation
             raise FedstillError(f"the validation set is empty: data.validation = {share} of so few samples is less than one")
