@@ -4,8 +4,8 @@
     python benchmarks/many_clients.py --smoke       a run of seconds: its figures mean nothing
 
 Every client has ten synthetic images of 8x8 pixels, 100 clients train in a round, and the system is MOON, whose clients have
-private state. Each run is a process of its own, in turns; its peak resident memory is what the kernel counted. The data is
-written before, and the page is drawn after the run.
+private state. Each run is a process of its own, in turns; its peak resident memory is what the kernel counted, which includes
+the pages of the mapped data that were read. The data is written before, and the page is drawn after the run.
 """
 
 from __future__ import annotations
@@ -46,6 +46,14 @@ def written(clients: int) -> None:
     print(json.dumps({"source": store(x, y, name=f"clients-{clients}", test=test)}))
 
 
+def own_memory() -> float:
+    """Megabytes that this process has now for itself: without what is mapped from files, which the system can drop. 0 if the
+    system does not say."""
+    path = Path("/proc/self/status")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon")), 0.0)
+
+
 def run_here(source: str, clients: int, rounds: int, folder: str) -> None:
     """One run in this process."""
     # slow: they bring torch
@@ -54,16 +62,18 @@ def run_here(source: str, clients: int, rounds: int, folder: str) -> None:
     from fedstill.run.loop import run
 
     class Clock(Listener):
-        """When the rounds began and ended, and the processor time used by then."""
+        """When the rounds began and ended, the processor time used by then, and the memory."""
 
         def __init__(self) -> None:
             self.ends: list[tuple[float, float]] = []
+            self.own = 0.0
 
         def started(self, task: Any, rounds_done: int) -> None:
             self.ends.append((time.perf_counter(), time.process_time()))
+            self.own = max(self.own, own_memory())
 
         def round(self, line: Any) -> None:
-            self.ends.append((time.perf_counter(), time.process_time()))
+            self.started(None, line["round"])
 
     config = parse(
         {
@@ -84,6 +94,7 @@ def run_here(source: str, clients: int, rounds: int, folder: str) -> None:
         "start_cpu": first[1] - began[1],
         "round": (last[0] - first[0]) / rounds,
         "round_cpu": (last[1] - first[1]) / rounds,
+        "own": clock.own,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
     print(json.dumps(found))
@@ -136,7 +147,8 @@ def main() -> None:
     for count, own in ((given.few, few), (given.many, many)):
         print(
             f"{count:,} clients: start {own['start']:.1f} s ({own['start_cpu']:.1f} of the processor; the first time "
-            f"{found[count][0]['start']:.1f}), a round {own['round']:.3f} s ({own['round_cpu']:.3f}), peak {own['peak']:.0f} MB; "
+            f"{found[count][0]['start']:.1f}), a round {own['round']:.3f} s ({own['round_cpu']:.3f}), peak {own['peak']:.0f} MB, "
+            f"{own['own']:.0f} MB of its own after the start or a round; "
             f"page of {pages[count][1]:.1f} MB in {pages[count][0]:.1f} s"
         )
     finish(rows, given.json)
