@@ -58,4 +58,5 @@ def test_the_study_runs(tmp_path: Path) -> None:
         tmp_path, scale="tiny", only=("fedavg",), columns=("epsilon",), sets=("rounds=1", "local.steps=1", "data.limit=200")
     )
     cells = privacy.privacy(plan)
+    assert (plan.out / "privacy.png").stat().st_size > 1000
     assert [cell.column for cell in cells] == ["epsilon 1", "epsilon 3", "epsilon 8"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from fedstill.reproduce.plan import Cell
@@ -59,7 +59,7 @@ def _curves(axis: Any, curves: Sequence[Curve]) -> None:
 
 
 def _lines(axis: Any, cells: Sequence[Cell], panel: str, kind: str) -> None:
-    """The mean over seeds of every column, in the order of the table."""
+    """The mean over seeds of every column, in the order of the table; lines with the deviation over seeds."""
     columns = list(dict.fromkeys(c.column for c in cells))
     rows = list(dict.fromkeys(c.row for c in cells))
     for number, row in enumerate(rows):
@@ -71,7 +71,9 @@ def _lines(axis: Any, cells: Sequence[Cell], panel: str, kind: str) -> None:
             width = 0.8 / len(rows)
             axis.bar([i + (number - (len(rows) - 1) / 2) * width for i, _ in points], [y for _, y in points], width, label=row)
         elif points:
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=4, color=colour, label=row)
+            spread = [stdev(values) if len(values) > 1 else 0.0 for _, values in ours if values]
+            x, y = zip(*points, strict=True)
+            axis.errorbar(x, y, spread, marker="o", markersize=4, capsize=2, color=colour, label=row)
         published = [(i, mine[c].paper) for i, c in enumerate(columns) if c in mine and mine[c].paper]
         if published:
             values = [found.value for _, found in published if found is not None]

@@ -16,6 +16,7 @@ from typing import Any
 from fedstill.core.nested import laid_over
 from fedstill.fusion.weightings.private_votes import budget_cost
 from fedstill.reproduce import Cell, Plan, cell, runs_of
+from fedstill.reproduce.figures import draw
 
 __all__ = ["EPSILONS", "SYSTEMS", "privacy", "setting"]
 
@@ -120,4 +121,7 @@ def privacy(plan: Plan) -> Sequence[Cell]:
             tree = laid_over(tree, mechanism(row, epsilon, rounds))
             runs = runs_of(plan_for(plan, row), f"{row}-{column}".lower().replace(" ", "-"), tree)
             cells.append(cell("privacy", row, column, [run.summary["final_accuracy"] for run in runs]))
+    if cells and not plan.rehearsing:
+        axes = {"kind": "lines", "x": f"budget (delta {DELTA:.0e})", "y": "test accuracy"}
+        draw(plan.out / "privacy.png", axes, cells, [])
     return cells
