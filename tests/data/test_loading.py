@@ -360,3 +360,19 @@ def test_a_pool_without_labels_loses_nothing_to_a_test_set(tmp_path, cache):
 def test_the_pools_of_labelled_sources_stay_as_they_are(cache):
     pools = load_domains(["embedded:optdigits"], unlabelled=["embedded:optdigits"], cache=cache)
     assert len(pools["embedded:optdigits"].train) == 1438
+
+
+def test_a_class_folder_without_images_is_named(tmp_path, cache):
+    for part in ("train", "test"):
+        for name, count in (("dog", 6), ("house", 6), ("horse", 0)):
+            (tmp_path / "split" / part / name).mkdir(parents=True)
+            for i in range(count):
+                picture(i).save(tmp_path / "split" / part / name / f"{i}.png")
+    (tmp_path / "split" / "train" / ".hidden").mkdir()
+    for source in ("split", "split", "split/train"):  # decoded, then from the cache
+        domain = load_domain(source, root=tmp_path, cache=cache, name="site")
+        assert domain.notes == ("'site': the class folder 'horse' holds no images and is left out",)
+        assert domain.classes == ("dog", "house")
+    (tmp_path / "loose" / "notes").mkdir(parents=True)
+    picture(1).save(tmp_path / "loose" / "a.png")
+    assert load_domain("loose", root=tmp_path, cache=cache).notes == ()  # no class folders at all

@@ -13,7 +13,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.data.dicom import DICOM, dicom_image
 from fedstill.data.raw import Encoded, Raw, RawSplit
 
-__all__ = ["IMAGES", "TEST_NAMES", "TRAIN_NAMES", "encoded_image", "open_image", "open_image_folder"]
+__all__ = ["IMAGES", "TEST_NAMES", "TRAIN_NAMES", "empty_classes", "encoded_image", "open_image", "open_image_folder"]
 
 _FORMATS = "png jpg jpeg jpe jfif bmp gif tif tiff webp avif jp2 j2k tga pbm pgm ppm pnm"
 IMAGES = frozenset(f".{name}" for name in _FORMATS.split()) | DICOM
@@ -25,20 +25,13 @@ TEST_NAMES = ("test", "testing", "validation", "valid", "val", "dev")
 # Image folders are read here, not by `datasets`: its guesses at splits take a class called "test tube" for a test set.
 def open_image_folder(place: Path, files: list[Path]) -> Raw:
     """The images in a folder: one folder per class, below ``train`` and ``test`` if these exist, or all without labels."""
-    images = [path for path in files if path.suffix.lower() in IMAGES and not _hidden(path.relative_to(place))]
-    top = _folders(place, images)
-    splits = {name.lower(): name for name in top}
-    train_name = next((splits[name] for name in TRAIN_NAMES if name in splits), None)
-    # images of trains beside those of buses are a class, not a training set
-    others = splits.keys() - {*TRAIN_NAMES, *TEST_NAMES}
-    if train_name is not None and others and not _folders(place / train_name, images):
-        train_name = None
-    if train_name is None:
-        classes = tuple(top)
-        return Raw("image", classes, _folder_split(place, images, classes), None)
-    train_place = place / train_name
+    images = _images(place, files)
+    train_place = _train_place(place, images)
     train = [path for path in images if train_place in path.parents]
     classes = tuple(_folders(train_place, train))
+    if train_place == place:
+        return Raw("image", classes, _folder_split(place, images, classes), None)
+    splits = {name.lower(): name for name in _folders(place, images)}
     test_name = next((splits[name] for name in TEST_NAMES if name in splits), None)
     if test_name is None:
         return Raw("image", classes, _folder_split(train_place, train, classes), None)
@@ -48,6 +41,33 @@ def open_image_folder(place: Path, files: list[Path]) -> Raw:
     if extra:
         raise FedstillError(f"'{test_place}' has a class that the training images lack: {', '.join(sorted(extra))}")
     return Raw("image", classes, _folder_split(train_place, train, classes), _folder_split(test_place, test, classes))
+
+
+def empty_classes(place: Path, files: list[Path]) -> list[str]:
+    """The names of the folders beside the class folders that hold no images, so that their classes are unknown."""
+    images = _images(place, files)
+    train_place = _train_place(place, images)
+    classes = _folders(train_place, images)
+    known = {*classes, *((*TRAIN_NAMES, *TEST_NAMES) if train_place == place else ())}
+    if not classes:
+        return []  # images without labels
+    folders = sorted(path.name for path in train_place.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return [name for name in folders if not {name, name.lower()} & known]
+
+
+def _images(place: Path, files: list[Path]) -> list[Path]:
+    return [path for path in files if path.suffix.lower() in IMAGES and not _hidden(path.relative_to(place))]
+
+
+def _train_place(place: Path, images: list[Path]) -> Path:
+    """The folder of the class folders: that of the training set, or ``place`` itself."""
+    splits = {name.lower(): name for name in _folders(place, images)}
+    train_name = next((splits[name] for name in TRAIN_NAMES if name in splits), None)
+    # images of trains beside those of buses are a class, not a training set
+    others = splits.keys() - {*TRAIN_NAMES, *TEST_NAMES}
+    if train_name is None or (others and not _folders(place / train_name, images)):
+        return place
+    return place / train_name
 
 
 def _hidden(path: Path) -> bool:

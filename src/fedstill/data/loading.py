@@ -16,7 +16,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.data.cache import cache_folder, cached
 from fedstill.data.columns import plan_of, settled
 from fedstill.data.depth import domain_range
-from fedstill.data.images import Unreadable, cannot_decode, left_out, stack_images
+from fedstill.data.images import NAMED, Unreadable, cannot_decode, left_out, stack_images
 from fedstill.data.looks import Seen, look
 from fedstill.data.raw import Raw, RawSplit
 from fedstill.data.reading import Reading
@@ -174,7 +174,8 @@ def _loaded(
         tensors, facts = cached({**source.key, **key}, folder, make, source.name)
         if facts["unreadable"] and facts["place"] != source.place:  # the same data elsewhere: its images are named by their place
             tensors, facts = cached({**source.key, **key, "place": source.place}, folder, make, source.name)
-        domains[name] = _domain(name, tensors, facts, reading, plan)
+        domain = _domain(name, tensors, facts, reading, plan)
+        domains[name] = replace(domain, notes=(*_of_empty(name, source.empty()), *domain.notes))
     return domains
 
 
@@ -261,6 +262,20 @@ def _domain(name: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], 
     train = Samples(tensors["train.x"], tensors.get("train.y"))
     test = Samples(tensors["test.x"], tensors.get("test.y"))
     return Domain(name, train, test, tuple(facts["classes"]), columns=columns, notes=notes)
+
+
+def _of_empty(name: str, folders: Sequence[str]) -> list[str]:
+    """The note on class folders without images.
+
+    >>> _of_empty("photos", ["horse"])
+    ["'photos': the class folder 'horse' holds no images and is left out"]
+    """
+    if not folders:
+        return []
+    named = ", ".join(f"'{folder}'" for folder in folders[:NAMED]) + (", ..." if len(folders) > NAMED else "")
+    one = len(folders) == 1
+    folder, holds = ("folder", "holds no images and is") if one else ("folders", "hold no images and are")
+    return [f"'{name}': the class {folder} {named} {holds} left out"]
 
 
 def _ready(

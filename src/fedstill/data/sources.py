@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedstill.core.errors import FedstillError, nearest, unknown
 from fedstill.data.arrays import ARRAYS, open_arrays, stored
 from fedstill.data.cache import cached
 from fedstill.data.embedded import EMBEDDED, embedded_images
-from fedstill.data.folders import IMAGES, open_image_folder
+from fedstill.data.folders import IMAGES, empty_classes, open_image_folder
 from fedstill.data.loaders import brought
 from fedstill.data.raw import Encoded, Raw, RawSplit
 from fedstill.data.reading import Reading
@@ -41,6 +41,7 @@ class Source:
     keyed: Callable[[], Mapping[str, Any]] = field(repr=False)
     opener: Callable[[], Raw] = field(repr=False)
     place: str = ""
+    empty: Callable[[], Sequence[str]] = field(default=tuple, repr=False)  # class folders without images
 
     @cached_property
     def key(self) -> Mapping[str, Any]:
@@ -105,7 +106,8 @@ def _local(source: str, place: Path, scratch: Path, reading: Reading) -> Source:
         return Source(source, keyed(read=_read_as(reading)), lambda: open_table(source, place, scratch, reading), str(place))
     if images and reading.kind in ("auto", "image"):
         # the layout is raised whenever the same folder would be read differently
-        return Source(source, keyed(layout=3), lambda: open_image_folder(place, files), str(place))
+        opener = partial(open_image_folder, place, files)
+        return Source(source, keyed(layout=3), opener, str(place), partial(empty_classes, place, files))
     if endings & ARRAYS:
         return Source(source, keyed(), lambda: open_arrays(source, place), str(place))
     if images:
