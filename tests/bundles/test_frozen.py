@@ -170,12 +170,22 @@ def test_what_cannot_be_packed_is_one_line(tmp_path: Path, toy: Path) -> None:
         ({"counts": False}, "reveal the number of images"),
         ({"epochs": 0}, "have other classes: train for some epochs"),
         ({"statistics": {"min_samples": 500}}, "nothing to describe"),
-        ({"statistics": {"rnk": 5}}, "did you mean 'rank'"),
+        ({"statistics": {"rnk": 5}}, "did you mean 'statistics.rank'"),
         ({"train": "all", "epochs": 1}, "under a frozen trunk"),
         ({"weights": "toyy"}, "did you mean 'toy'"),
     ):
         with pytest.raises(FedstillError, match=reason):
             site(tmp_path, "a", [0, 1, 2], 0, **changes)
+
+
+def test_a_missing_description_is_told_with_its_option(tmp_path: Path, toy: Path) -> None:
+    """Bundles with statistics describe their domains only if that is asked for."""
+    pair, pool = [site(tmp_path, name, [0, 1, 2], 0) for name in "ab"], blobs(range(3), 10, 5).unlabelled()
+    for report in ("projection", "discriminator"):
+        with pytest.raises(FedstillError, match=f"which a, b did not send; pack them with --describe {report}$"):
+            fuse(pair, pool, weighting=report)
+    with pytest.raises(FedstillError, match="a 'counts' report, which a, b did not send$"):
+        fuse(pair, pool, weighting="counts")
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "discriminator"])

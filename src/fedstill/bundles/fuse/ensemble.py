@@ -9,6 +9,7 @@ import torch
 from fedstill.bundles.bundle import Bundle
 from fedstill.bundles.fuse.options import FuseOptions
 from fedstill.bundles.fuse.teachers import Team
+from fedstill.bundles.pack import DESCRIPTIONS
 from fedstill.bundles.reference import load_reference, reference_id
 from fedstill.core.errors import FedstillError
 from fedstill.core.options import validated
@@ -43,7 +44,13 @@ def weighting_of(team: Team, options: FuseOptions, device: torch.device, trunk: 
     if name == "examples" and any(member.reply is None or not member.reply.samples for member in team.members):
         raise FedstillError("weighting 'examples' needs every bundle's number of samples")
     rng = stream(options.seed, "fuse", "weighting")
-    return make_weighting(name, WeightingContext(team.teachers, rng, options=options.weighting_options, reference=backbone))
+    context = WeightingContext(team.teachers, rng, options=options.weighting_options, reference=backbone)
+    return make_weighting(name, context, remedy=_packed_with)
+
+
+def _packed_with(report: str) -> str:
+    """How the bundles get a report, if `pack` can describe the domain by it."""
+    return f"; pack them with --describe {report}" if report in DESCRIPTIONS else ""
 
 
 def reference_of(team: Team, asked: str | None, device: torch.device) -> Network | None:

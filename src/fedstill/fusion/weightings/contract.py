@@ -171,11 +171,12 @@ def options_kind(name: str) -> type[Part] | None:
     return WEIGHTINGS.get(name).options
 
 
-def make_weighting(name: str, context: WeightingContext) -> Weighting:
-    """The weighting called ``name``, for one fusion."""
+def make_weighting(name: str, context: WeightingContext, remedy: Callable[[str], str] = lambda report: "") -> Weighting:
+    """The weighting called ``name``, for one fusion. If a report is missing, the error ends with the ``remedy`` for it."""
     kind = WEIGHTINGS.get(name)
     if kind.report is not None:
         silent = [t.name for t in context.teachers if t.reply is None or not t.reply.part(kind.report)]
         if silent:
-            raise FedstillError(f"weighting '{name}' needs a '{kind.report}' report, which {', '.join(silent[:3])} did not send")
+            lack = f"weighting '{name}' needs a '{kind.report}' report, which {', '.join(silent[:3])} did not send"
+            raise FedstillError(f"{lack}{remedy(kind.report)}")
     return kind.make(context)
