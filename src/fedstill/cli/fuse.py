@@ -108,7 +108,8 @@ def fuse(
         if weighting_options:
             raise FedstillError("private votes have their options in privacy.votes: remove weighting_options")
         weighting = "private-votes"
-    learning = [text for text in learning if text not in asked]
+    # `run` spells the options of the distillation with their table, so both spellings are understood
+    learning = [text.strip().removeprefix("distillation.") for text in learning if text not in asked]
     check_target(out)
     if onnx:
         check_onnx()
