@@ -163,7 +163,7 @@ def test_the_result_lies_between_the_average_and_the_student() -> None:
         ({"unlabelled": torch.empty(0, 4)}, "no unlabelled samples"),
         ({"weighting": "unifrom"}, "did you mean 'uniform'"),
         ({"weighting": "projection"}, "needs a 'projection' report"),
-        ({"distillation": {"stepps": 3}}, "did you mean 'distillation.steps'|did you mean 'steps'"),
+        ({"distillation": {"stepps": 3}}, "did you mean 'distillation.steps'"),
         ({"distillation": {"fresh": True}}, "fuse computes the teachers' table once"),
         ({"ensemble": "logit"}, "did you mean 'logits'"),
         ({"wieghting": "vote"}, "unknown key 'wieghting'; did you mean 'weighting'"),

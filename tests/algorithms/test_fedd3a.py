@@ -95,7 +95,9 @@ def test_defaults_are_the_papers_and_survive_a_partial_table(tiny):
 
 
 def test_a_mistake_in_the_options_is_one_line(tiny):
-    with pytest.raises(FedstillError, match=r"unknown key 'algorithm.weighting_options.rnk'; did you mean 'rank'\?"):
+    with pytest.raises(
+        FedstillError, match=r"unknown key 'algorithm.weighting_options.rnk'; did you mean 'algorithm.weighting_options.rank'\?"
+    ):
         fedd3a(tiny, algorithm={"weighting_options": {"rnk": 3}})
     with pytest.raises(FedstillError, match="unknown key 'algorithm.weighting_options.rnk'"):
         tiny(

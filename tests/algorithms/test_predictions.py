@@ -157,7 +157,7 @@ def test_cronus_runs_and_agrees_only_by_a_vote(tmp_path):
     assert set(done.history[-1]["weights"]) == {"optdigits-0", "mnist-0"}
     with pytest.raises(FedstillError, match="votes"):
         run(tiny_config(data=POOL, algorithm={"name": "cronus", "weighting": "uniform"}), tmp_path / "b")
-    with pytest.raises(FedstillError, match="did you mean 'epsilon'"):
+    with pytest.raises(FedstillError, match="did you mean 'algorithm.weighting_options.epsilon'"):
         run(tiny_config(data=POOL, algorithm={"name": "cronus", "weighting_options": {"epsilom": 1}}), tmp_path / "c")
 
 

@@ -39,8 +39,10 @@ def test_the_key_that_is_missing_is_named(capsys, monkeypatch, tmp_path):
 def test_did_you_mean_is_said_once(capsys, monkeypatch):
     assert said(capsys, monkeypatch, "rn", "demo").lower().count("did you mean") == 1
     assert said(capsys, monkeypatch, "run", "dmo").count("did you mean") == 1
-    with pytest.raises(FedstillError, match=r"unknown key 'algorithm.nam'; did you mean 'name'\?"):
+    with pytest.raises(FedstillError, match=r"unknown key 'algorithm.nam'; did you mean 'algorithm.name'\?"):
         configuration("demo", ["algorithm.nam=feddf"])
+    with pytest.raises(FedstillError, match=r"unknown key 'data.rot'; did you mean 'data.root'\?"):  # as --set takes it
+        configuration("demo", ["data.rot=x"])
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "[16, nan]", "{ a = -inf }"])
@@ -56,7 +58,7 @@ def test_numbers_that_are_none_are_refused(value):
         ("line.carry=2", "algorithm.line.carry = 2: Input should be less than or equal to 1; or 'tolerant' or 'delivered'"),
         ("line.points=[0, 2]", "algorithm.line.points.1 = 2: "),
         ("line=true", "algorithm.line = true: should be a table; or false"),
-        ("line.juge=x", "unknown key 'algorithm.line.juge'; did you mean 'judge'?"),
+        ("line.juge=x", "unknown key 'algorithm.line.juge'; did you mean 'algorithm.line.judge'?"),
         ("distillation.averaging.every=0", "algorithm.distillation.averaging.every = 0: "),
     ],
 )

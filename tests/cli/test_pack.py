@@ -180,7 +180,7 @@ def test_a_weighting_takes_its_options(cli, tmp_path: Path, site: Path) -> None:
     assert facts["weighting_options"] == {"vote_norm": "own", "gate": {"start": 0, "end": 0}}
     status, _, err = cli(*words, "--set", "weighting_options.vote_nrom=own", "--out", "wrong")
     assert (status, err.count("\n")) == (2, 1)
-    assert "did you mean 'vote_norm'" in err
+    assert "did you mean 'weighting_options.vote_norm'" in err
     plain = ("fuse", "a.fed", "b.fed", "--unlabelled", site, "--steps", 1, "--out", "plain")
     assert cli(*plain, "--weighting", "vote", "--set", "weighting_options={vote_norm = 'own'}")[0] == 0
     for text, says in (
@@ -193,6 +193,18 @@ def test_a_weighting_takes_its_options(cli, tmp_path: Path, site: Path) -> None:
         assert says in err
     status, _, err = cli(*plain, "--set", "weighting_options.rank=1", "--set", "privacy.votes.sigma=20")
     assert (status, "remove weighting_options" in err) == (2, True)
+
+
+def test_the_distillation_is_set_in_the_spelling_of_runs_too(cli, tmp_path: Path, site: Path) -> None:
+    blob_bundle(tmp_path, "a", range(3), hidden=[8])
+    words = ("fuse", "a.fed", "--unlabelled", site)
+    for out, prefix in (("one", ""), ("two", "distillation.")):
+        status, _, err = cli(*words, "--set", f"{prefix}epochs=1", "--set", f"{prefix}optimizer.lr=0.5", "--out", out)
+        assert status == 0, err
+    told = [json.loads((tmp_path / out / "fused.json").read_text())["settings"] for out in ("one", "two")]
+    assert told[0] == told[1]
+    assert told[1]["distillation"]["optimizer"]["lr"] == 0.5
+    assert "did you mean 'distillation.temperature'" in cli(*words, "--set", "distillation.temprature=2")[2]
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------------
@@ -271,7 +283,7 @@ def test_mistakes_in_fusing(cli, tmp_path: Path, site: Path) -> None:
         (("a.fed", *pool, "--weighting", "nearest"), "unknown weighting"),
         (("a.fed", *pool, "--ensemble", "logit"), "--ensemble takes"),
         (("a.fed", *pool, "--validation", "strange"), "classes that no teacher knows: wolf"),
-        (("a.fed", *pool, "--set", "temprature=2"), "did you mean 'temperature'"),
+        (("a.fed", *pool, "--set", "temprature=2"), "did you mean 'distillation.temperature'"),
         (("a.fed", *pool, "--start", "average"), "two teachers of its architecture"),
         (("a.fed", *pool, "--set", "optimizer.lr=1e30"), "distillation diverged"),
     ]
@@ -336,7 +348,7 @@ def test_deep_images_are_packed_and_fused_by_their_range_or_refused(cli, tmp_pat
     assert cli("fuse", "site.fed", "again.fed", "--unlabelled", site, "--steps", "1", "--out", "unlike")[0] == 2  # two ranges
     status, _, said = cli(*words, "--set", "temperature=2")
     assert (status, said.count("\n") <= 2) == (2, True)
-    assert "unknown key 'data.rang'; did you mean 'range'" in cli(*words, "--set", "data.rang=[0, 1]")[2]
+    assert "unknown key 'data.rang'; did you mean 'data.range'" in cli(*words, "--set", "data.rang=[0, 1]")[2]
 
 
 def test_colour_of_any_file_and_damaged_files_in_a_pack(cli, tmp_path):

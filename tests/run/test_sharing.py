@@ -91,7 +91,9 @@ def test_what_no_system_takes_is_a_mistake(settings, text):
 
 
 def test_a_mistake_in_the_file_is_one_for_every_system():
-    with pytest.raises(FedstillError, match=r"unknown key 'algorithm.distillation.epoch'; did you mean 'epochs'"):
+    with pytest.raises(
+        FedstillError, match=r"unknown key 'algorithm.distillation.epoch'; did you mean 'algorithm.distillation.epochs'"
+    ):
         resolve(sites(distillation={"epoch": 4}), ["algorithm.name=feddf"])
 
 

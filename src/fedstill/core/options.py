@@ -122,7 +122,8 @@ def _one_line(kind: type[BaseModel], error: ValidationError, prefix: str, beside
     if problem["type"] == "extra_forbidden":
         valid = [*_fields_at(kind, path[:-1]), *(besides if len(path) == 1 else ())]
         close = nearest(path[-1], valid)
-        hint = f"did you mean '{close}'?" if close else "valid: " + (", ".join(sorted(valid)) or "none")
+        whole = ".".join([*key.split(".")[:-1], close or ""])  # as it is written behind --set
+        hint = f"did you mean '{whole}'?" if close else "valid: " + (", ".join(sorted(valid)) or "none")
         return f"unknown key '{key}'; {hint}"
     if problem["type"] == "missing":
         return f"missing key '{key}'"
