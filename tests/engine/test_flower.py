@@ -288,7 +288,7 @@ def test_a_node_that_leaves_is_named_and_may_come_back_as_another(tmp_path):
     ("nodes", "text"),
     [
         ([{}], "this node has no data"),
-        ([{"data": "/nowhere/at/all"}], "no data at '/nowhere/at/all'"),
+        ([{"data": "/nowhere/at/all"}], "no such folder or file: /nowhere/at/all"),
         ([{"data": DOMAINS[0], "domain": "a"}, {"partition-id": 0}], "either all nodes bring their own data or none"),
         ([{"data": DOMAINS[0], "model": "os:getcwd"}], "a model that the server does not know"),
     ],

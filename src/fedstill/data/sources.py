@@ -82,6 +82,8 @@ def find_source(source: str, root: str | Path | None, scratch: Path, reading: Re
         raise FedstillError(f"data.root = '{root}' is not a folder: it says where the data is", setting="data.root=FOLDER")
     close = nearest(source, [child.name for child in folder.iterdir()]) if folder is not None else None
     hint = f"; did you mean '{close}'?" if close else ""
+    if source.startswith(("./", "../", "/", "~")):  # a path, which no name on the Hub begins like
+        raise FedstillError(f"no such folder or file: {source}{hint}")
     if not _HUB_NAME.match(source):
         raise FedstillError(f"no data at '{source}': not a folder, a file or a Hub name{hint}")
     return Source(source, lambda: {"hub": source, "read": _read_as(reading)}, lambda: open_hub(source, hint, reading))
