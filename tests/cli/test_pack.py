@@ -233,6 +233,7 @@ def test_mistakes_in_packing(cli, tmp_path: Path, site: Path, weights: Path) -> 
         ((*model, "--data", site, "--std", "inf"), "--std takes finite numbers"),
         (("--data", site), "give one of a model, a program"),
         (("--model", "mpl", "--weights", weights, "--data", site), "did you mean 'mlp'"),
+        (("--model", "mpl", "--weights", "imagenet", "--data", site), "unknown model 'mpl'; did you mean 'mlp'"),
         (("--model", "mlp", "--data", site), "needs trained weights"),
         (("--model", "mlp", "--weights", "no.pt", "--data", site), "no such file"),
         ((*model, "--data", "empty"), "neither tables nor images"),

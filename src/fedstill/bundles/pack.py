@@ -33,7 +33,7 @@ from fedstill.data.samples import Samples
 from fedstill.local.reports.discriminator import DISTORTIONS, discriminator_for, distorted
 from fedstill.local.reports.projection import Projection, subspace
 from fedstill.local.reports.statistics import Statistics, site_statistics
-from fedstill.models import build, load_weights
+from fedstill.models import MODELS, build, load_weights
 from fedstill.models.network import Network
 from fedstill.models.predict import accuracy
 from fedstill.models.pretrained import find_weights
@@ -126,6 +126,8 @@ def pack(
     if len(given) != 1:
         both = f", not {' and '.join(given)}" if given else ""
         raise FedstillError(f"give one of a model, a program and the folder of a fused model to continue from{both}")
+    if model is not None and ":" not in model:
+        MODELS.get(model)  # an unknown model is a mistake of its own, whatever weights are named with it
     for what, rate in (("the learning rate (lr)", lr), ("backbone_rate", backbone_rate)):
         if not (math.isfinite(rate) and rate > 0):
             raise FedstillError(f"{what} must be a number above zero, not {rate}")
