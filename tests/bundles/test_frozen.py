@@ -168,7 +168,7 @@ def test_what_cannot_be_fused_without_images_is_one_line(tmp_path: Path, toy: Pa
 def test_what_cannot_be_packed_is_one_line(tmp_path: Path, toy: Path) -> None:
     for changes, reason in (
         ({"counts": False}, "reveal the number of images"),
-        ({"epochs": 0}, "have other classes: train for some epochs"),
+        ({"epochs": 0}, r"have other classes: train a head on data \(--train head\), or the whole network \(--epochs\)"),
         ({"statistics": {"min_samples": 500}}, "nothing to describe"),
         ({"statistics": {"rnk": 5}}, "did you mean 'statistics.rank'"),
         ({"train": "all", "epochs": 1}, "under a frozen trunk"),

@@ -289,7 +289,8 @@ def _network(
         return about, fused.network()
     assert model is not None
     if packaged is not None and not epochs:
-        raise FedstillError(f"the weights '{packaged}' of {model} have other classes: train for some epochs on data")
+        ways = "train a head on data (--train head), or the whole network (--epochs)"
+        raise FedstillError(f"the weights '{packaged}' of {model} have other classes: {ways}")
     if weights is None and not epochs:
         raise FedstillError("a model needs trained weights, or epochs to train for")
     if weights is not None and program_kind(weights) is not None:
