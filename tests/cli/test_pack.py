@@ -263,6 +263,8 @@ def test_mistakes_in_packing(cli, tmp_path: Path, site: Path, weights: Path) -> 
 def test_mistakes_in_fusing(cli, tmp_path: Path, site: Path) -> None:
     for name, classes in (("a", range(3)), ("b", range(3))):
         blob_bundle(tmp_path, name, classes, hidden=[8])
+    (tmp_path / "other").mkdir()
+    blob_bundle(tmp_path / "other", "a", range(3), seed=1, hidden=[8])
     (tmp_path / "empty").mkdir()
     whole = (tmp_path / "a.fed").read_bytes()
     (tmp_path / "cut.fed").write_bytes(whole[: len(whole) // 2])
@@ -276,7 +278,8 @@ def test_mistakes_in_fusing(cli, tmp_path: Path, site: Path) -> None:
         (("cut.fed", *pool), "truncated"),
         (("changed.fed", *pool), "digest does not match"),
         (("photo.fed", *pool), "not a bundle"),
-        (("a.fed", "a.fed", *pool), "two teachers are called 'a'"),
+        (("a.fed", "a.fed", *pool), "the bundle of 'a' is given twice: list each bundle once"),
+        (("a.fed", "other/a.fed", *pool), "are both called 'a': pack one under another name (pack --name)"),
         (("a.fed", "--unlabelled", "empty"), "neither tables nor images"),
         (("a.fed", *pool, "--student", "resnet99"), "unknown model 'resnet99'"),
         (("a.fed", *pool, "--student", "lenet"), "at least 16 pixels"),

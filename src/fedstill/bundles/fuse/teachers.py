@@ -125,10 +125,14 @@ def team_of(
             member = _of_module(given or f"teacher {number}", teacher, shape, options, device)
         else:
             raise FedstillError(f"teacher {number} is a {type(teacher).__name__}, not a module, a bundle or a path")
-        if member.name in members:
-            raise FedstillError(
-                f"two teachers are called '{member.name}': name them in a mapping, or pack them under other names"
-            )
+        twin = members.get(member.name)
+        if twin is not None and member.bundle is not None and twin.bundle is not None:
+            if member.bundle.digest == twin.bundle.digest:
+                raise FedstillError(f"the bundle of '{member.name}' is given twice: list each bundle once")
+            both = f"{twin.bundle.path.name} and {member.bundle.path.name}"
+            raise FedstillError(f"{both} are both called '{member.name}': pack one under another name (pack --name)")
+        if twin is not None:
+            raise FedstillError(f"two teachers are called '{member.name}': name them in a mapping")
         members[member.name] = member
     team = Team(tuple(members.values()), tuple(dict.fromkeys(name for member in members.values() for name in member.classes)))
     _warn_of_strangers(team)

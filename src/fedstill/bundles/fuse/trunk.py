@@ -87,7 +87,8 @@ def check_statistics(found: Sequence[Opened]) -> None:
     for name, teacher in found:
         if not isinstance(teacher, Bundle) or teacher.about.statistics is None or teacher.about.trunk is None:
             whose = name or (teacher.path.name if isinstance(teacher, Bundle) else "a module")
-            raise FedstillError(f"{whose} carries no statistics: give unlabelled inputs, or pack it with statistics")
+            ways = "give unlabelled inputs (--unlabelled DIR), or pack it with statistics (pack --statistics)"
+            raise FedstillError(f"{whose} carries no statistics: {ways}")
         first = first or teacher
         assert first.about.trunk is not None
         if teacher.about.trunk.digest != first.about.trunk.digest:
