@@ -371,7 +371,12 @@ def test_colour_of_any_file_and_damaged_files_in_a_pack(cli, tmp_path):
     bad.write_bytes(bad.read_bytes()[:60])
     status, _, said = cli(*words)
     assert status == 2
-    assert f"{bad}' cannot be decoded" in "".join(said.split("\n"))
+    assert f"{bad}' cannot be decoded" in said
+    assert said.endswith("(--set data.unreadable=skip)\n")
+    whole = bad.read_bytes()
+    bad.write_bytes(b"no image")  # of which the decoder says the path too
+    assert cli(*words)[2].count("3.png") == 1
+    bad.write_bytes(whole)
     with pytest.warns(UserWarning, match="1 image of 'site' left out as undecodable: .*3.png"):
         assert cli(*words, "--set", "data.unreadable=skip")[0] == 0
     assert read_bundle(tmp_path / "site.fed").about.samples == 11

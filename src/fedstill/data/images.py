@@ -119,12 +119,22 @@ def _tried(item: Encoded, make: Callable[[Encoded], Found], unreadable: str) -> 
     except Exception as error:  # a decoder may raise anything on a damaged file
         if unreadable == "skip":
             return None
-        raise cannot_decode(item.name, first_line(error, 200)) from error
+        raise cannot_decode(item.name, _why(error, item.name)) from error
 
 
 def cannot_decode(name: str, reason: str) -> FedstillError:
     """The error for an image that cannot be decoded."""
-    return FedstillError(f"{name} cannot be decoded: {reason} (data.unreadable = 'skip' leaves such images out)")
+    text = f"{name} cannot be decoded: {reason}; data.unreadable = 'skip' leaves such images out"
+    return FedstillError(text, setting="data.unreadable=skip")
+
+
+def _why(error: Exception, name: str) -> str:
+    """A decoder's reason, without the name of the image, which is said anyway.
+
+    >>> _why(OSError("cannot identify image file '/data/a.png'"), "'/data/a.png'")
+    'cannot identify image file'
+    """
+    return first_line(error, 5000).replace(name, "").rstrip(" :")[:200]
 
 
 def left_out(name: str, images: Sequence[str]) -> str:
@@ -216,7 +226,7 @@ def stack_images(
             except FedstillError:
                 raise
             except Exception as error:  # a decoder may raise anything on a damaged file
-                failed[number] = (item.name, first_line(error, 200))
+                failed[number] = (item.name, _why(error, item.name))
         return len(piece)
 
     found = 0
