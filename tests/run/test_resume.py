@@ -93,6 +93,9 @@ def test_resume_refuses_another_configuration_but_takes_more_rounds(tiny, tmp_pa
         run(tiny(rounds=1), tmp_path / "run")
     with pytest.raises(FedstillError, match="differs from this configuration"):
         run(tiny(rounds=1, seed=4), tmp_path / "run", resume=True)
+    changed = tiny(rounds=1, data={"limit": None})
+    with pytest.raises(FedstillError, match=r"configuration in data.limit \(120 then, unset now\): continuing"):
+        run(changed, tmp_path / "run", resume=True)
     longer = run(tiny(rounds=2), tmp_path / "run", resume=True)
     straight = run(tiny(rounds=2), tmp_path / "straight")
     assert longer.history[-1]["accuracy"] == straight.history[-1]["accuracy"]

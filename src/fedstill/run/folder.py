@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,8 @@ __all__ = [
     "write_samples",
 ]
 
+FREE = ("rounds", "engine", "evaluation")  # what may change when a run is continued
+NAMED = 3  # of the keys that differ, this many are named
 # what a run writes
 RESULTS = (
     "config.toml",
@@ -79,9 +82,12 @@ def begin(algorithm: Algorithm, out: Path, resume: bool, warn: Callable[[str], N
         if not kept.exists():
             raise FedstillError(f"{kept} is missing, so its checkpoints cannot be used; choose another folder (out)")
         before = read(kept)
-        if not same_run(before, config):
+        odd = _differences(before, config)
+        if odd:
+            more = f" and {len(odd) - NAMED} more" if len(odd) > NAMED else ""
             raise FedstillError(
-                f"{kept} differs from this configuration: continuing a run (resume) needs the same one (rounds may grow)"
+                f"{kept} differs from this configuration in {', '.join(odd[:NAMED])}{more}: "
+                "continuing a run (resume) needs the same one (rounds may grow)"
             )
         if config.rounds < found[0]:
             raise FedstillError(f"{out} already has {found[0]} rounds, but rounds = {config.rounds}: raise rounds")
@@ -102,11 +108,29 @@ def seen_by_training(algorithm: Algorithm, done: int, planned: int) -> bool:
 
 def same_run(before: Mapping[str, Any], now: Config) -> bool:
     """Whether two configurations agree in everything but the number of rounds, the engine and the evaluation."""
-    trees = [dict(before), _tree(now, before)]
-    for tree in trees:
-        for free in ("rounds", "engine", "evaluation"):
-            tree.pop(free, None)
-    return trees[0] == trees[1]
+    return not _differences(before, now)
+
+
+def _differences(before: Mapping[str, Any], now: Config) -> list[str]:
+    """The keys in which two configurations that should be the same run differ, with both values."""
+    trees = [{key: value for key, value in tree.items() if key not in FREE} for tree in (before, _tree(now, before))]
+    then, new = (_leaves(tree) for tree in trees)
+    keys = [key for key in {**then, **new} if key not in then or key not in new or then[key] != new[key]]
+    told = [[json.dumps(leaves[key], default=str) if key in leaves else "unset" for leaves in (then, new)] for key in keys]
+    return [f"{key} ({was} then, {now} now)" for key, (was, now) in zip(keys, told, strict=True)]
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a tree by their dotted keys; an empty table is a value.
+
+    >>> _leaves({"seed": 1, "data": {"limit": 200, "depth": {}}})
+    {'seed': 1, 'data.limit': 200, 'data.depth': {}}
+    """
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        inner = isinstance(value, Mapping) and value
+        found |= _leaves(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return found
 
 
 def finished_run(folder: Path, config: Config) -> bool:
