@@ -124,7 +124,13 @@ def test_classes_in_the_wrong_order_are_suspected(cli, site: Path, weights: Path
     words = ("--model", "mlp", "--weights", weights, "--data", site, "--out", "a.fed", "--classes", "row1,row2,row0")
     status, out, _ = cli("pack", *words)
     assert status == 0
-    assert "near chance" in out
+    assert "near chance; are --classes in the order" in out
+
+
+def test_a_model_that_was_trained_here_too_little_is_to_be_trained_longer(cli, site: Path) -> None:
+    status, out, _ = cli("pack", "--model", "mlp", "--epochs", 1, "--lr", "1e-9", "--data", site, "--out", "a.fed")
+    assert status == 0
+    assert "near chance; train longer (--epochs)\n" in out
 
 
 def test_a_network_of_ones_own(cli, tmp_path: Path, site: Path) -> None:

@@ -55,10 +55,11 @@ class Packed:
 
     bundle: Bundle
     accuracy: float | None = None
+    trained: bool = False  # here, before it was packed
 
     @property
     def doubtful(self) -> bool:
-        """Whether the accuracy is near chance: the class order or the normalisation may be wrong."""
+        """Whether the accuracy is near chance: a wrong class order or normalisation, or too little training."""
         return self.accuracy is not None and self.accuracy < 1.5 / len(self.bundle.about.classes)
 
 
@@ -186,7 +187,7 @@ def pack(
             labels = samples.counts(len(about.classes)).tolist() if samples is not None else None
             about = about.model_copy(update={"samples": len(images.samples), "label_counts": labels})
     found = accuracy(speaker, own) if samples is not None and own is not None else None
-    return Packed(write_bundle(out, about, **parts), found)
+    return Packed(write_bundle(out, about, **parts), found, trained=bool(epochs))
 
 
 def _wanted(statistics: bool | Mapping[str, Any], counts: bool) -> Statistics | None:

@@ -131,11 +131,9 @@ def pack(
     if packed.accuracy is not None:
         console.print(f"The model's accuracy on the site's own images is {100 * packed.accuracy:.1f}% (not in the bundle).")
     if packed.doubtful:
-        console.print(
-            "[yellow]warning:[/] that is near chance; are --classes in the order of the outputs, "
-            "and are --mean and --std those of its training?",
-            soft_wrap=True,
-        )
+        order = "are --classes in the order of the outputs, and are --mean and --std those of its training?"
+        advice = "train longer (--epochs)" if packed.trained else order
+        console.print(f"[yellow]warning:[/] that is near chance; {advice}", soft_wrap=True)
     console.print(f"written to {out} ({megabytes(out.stat().st_size)})", soft_wrap=True)
 
 
