@@ -119,6 +119,21 @@ def test_bash_completes_what_stands_behind_the_sign(tmp_path):
     assert done.stdout.strip().splitlines()[-1:] == ["fedprox"], done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [("run", "can be resumed with --resume\n"), ("compare", "the same command resumes it\n"), ("audit", "fedstill: stopped\n")],
+)
+def test_only_a_command_that_can_be_resumed_says_so(capsys, monkeypatch, command, says):
+    def stopped():
+        raise SystemExit(130)
+
+    monkeypatch.setattr(sys, "argv", ["fedstill", command, "x"])
+    monkeypatch.setattr("fedstill.cli.app", stopped)
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.endswith(says)
+
+
 # -- full disks and killed processes -------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,13 @@ from fedstill.core.version import __version__
 
 __all__ = ["app", "main"]
 
+# what has been done when one of these is stopped is not lost
+RESUMED = {
+    "run": "; a run in progress can be resumed with --resume",
+    "compare": "; the same command resumes it",
+    "reproduce": "; the same command resumes it",
+}
+
 app = typer.Typer(
     name="fedstill",
     help="Fuse models trained where the data cannot leave.",
@@ -94,5 +101,6 @@ def main() -> None:
         raise SystemExit(2) from None
     except SystemExit as ended:
         if ended.code == 130:  # typer exits with this code on Ctrl-C, silently
-            print("fedstill: stopped; a run in progress can be resumed with --resume", file=sys.stderr)
+            command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+            print(f"fedstill: stopped{RESUMED.get(command, '')}", file=sys.stderr)
         raise
