@@ -365,6 +365,19 @@ def test_the_table_fits_where_there_is_room(browser, odd):
     assert browser.execute_script(lines) == [1, 1, 1, 1], "names are not broken"
 
 
+@pytest.mark.parametrize("level", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_equal_accuracies_have_an_axis_of_accuracies(browser, tmp_path, level, rounds):
+    run = write_run(tmp_path / "run", "fedavg", 0, rounds=rounds)
+    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    history = [line | {"accuracy": level, "domains": dict.fromkeys(line["domains"], level)} for line in lines]
+    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in history))
+    visit(browser, build_page([run]).as_uri())
+    low, high = browser.execute_script("return document.getElementById('chart-curves')._fullLayout.yaxis.range")
+    assert max(-0.001, level - 0.03) <= low <= level <= high <= min(1.001, level + 0.03)
+    assert high - low >= 0.02
+
+
 def test_an_outlier_does_not_squeeze_the_others(browser, odd):
     screen(browser, 1400)
     browser.get_log("browser")

@@ -47,7 +47,9 @@ function curves(data, on, colours, { series, unit, seeds, axis, title, full }) {
   });
   const high = robustRange(around);
   const wide = unit === "round" ? null : robustEnd(traces.map((trace) => trace.x));
-  const cut = (range) => (range !== null && !full ? { range: [...range], autorange: false } : {});
+  const held = (range) => (range !== null ? { range: [...range], autorange: false } : {});
+  const cut = (range) => (full ? {} : held(range));
+  const percent = () => held(high !== null && !full ? withinAccuracy(high) : accuracyRange(traces.map((trace) => trace.y)));
   const beyond = traces.filter((t) => !t.band && (outside(high, t.y) || outside(wide, t.x))).map((t) => t.name);
   return {
     traces, height: 430, cut: high !== null || wide !== null, beyond,
@@ -55,7 +57,7 @@ function curves(data, on, colours, { series, unit, seeds, axis, title, full }) {
       hovermode: unit === "round" ? "x unified" : "closest",
       xaxis: unit === "round"
         ? roundAxis(longest(data)) : { title: { text: AXES[unit] }, rangemode: "tozero", ...cut(wide) },
-      yaxis: { ...axis, title: { text: title }, ...cut(high) },
+      yaxis: { ...axis, title: { text: title }, ...(axis === PERCENT ? percent() : cut(high)) },
     }),
   };
 }

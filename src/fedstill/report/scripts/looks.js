@@ -163,6 +163,20 @@ function robustEnd(lists) {
   return [0, 1.1 * Math.max(...ends.filter((end) => end <= usual))];
 }
 
+// The axis of accuracies: all values and a little room, two points on either side if all are equal. No accuracy lies outside 0 to
+// 1, so beyond these there is only what a line or a mark at the edge needs.
+function accuracyRange(lists) {
+  const values = known(lists.flat());
+  if (!values.length) return null;
+  const low = Math.min(...values), high = Math.max(...values);
+  return withinAccuracy([low, high], 0.06 * (high - low) || 0.02);
+}
+
+function withinAccuracy([low, high], room = 0) {
+  const bottom = Math.max(0, low - room), top = Math.min(1, high + room), edge = 0.02 * (top - bottom);
+  return [bottom === 0 ? -edge : bottom, top === 1 ? 1 + edge : top];
+}
+
 function outside(range, list) {
   return range !== null && known(list).some((v) => v < range[0] || v > range[1]);
 }
