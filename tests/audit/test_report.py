@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedstill
-from fedstill.audit.items import run_items
+from fedstill.audit.items import Item, group_items, run_items
 from fedstill.audit.report import audit, write_audit
 from fedstill.bundles.pack import pack
 from fedstill.cli import app
@@ -54,7 +54,31 @@ def test_the_audit_of_a_run_is_written_as_json_and_as_a_page(run: Path, tmp_path
     assert told["inversion"][0]["similarity"] > 0.99  # an mlp's first layer is linear
     assert page.count("data:image/png") == 2
     assert "Not private" in page
+    assert "not private:" not in page  # the heading says so
     assert "<script" not in page
+
+
+def test_equal_items_of_the_sites_are_one_row_and_words_are_aligned_left(run: Path, tmp_path: Path) -> None:
+    page = write_audit(audit(run, attacks=()), tmp_path / "out").read_text()
+    assert page.count("<td") == 5 * 3  # model, loss and samples
+    assert page.count('<td class="text">each of 2 sites</td><td class="text">model</td><td>2</td>') == 1
+    assert '<th class="text">what it can reveal</th>' in page
+    told = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert len(told["items"]) == 2 * 3
+    shown = CliRunner().invoke(app, ["audit", str(run), "--attacks", "none", "--out", str(tmp_path / "out")]).output
+    assert shown.count("each of 2 sites") == 3
+    assert "optdigits-0" not in shown
+
+
+def test_sites_that_sent_something_else_are_named() -> None:
+    items = [Item(site, "model", 2, 40) for site in ("a", "b", "c", "d")] + [Item("e", "label_counts", 2, 40)]
+    assert [group.cells[:2] for group in group_items(items)] == [["a, b, c and 1 more", "model"], ["e", "label counts"]]
+
+
+def test_the_folder_of_a_bundles_audit_is_said() -> None:
+    said = " ".join(CliRunner().invoke(app, ["audit", "--help"], terminal_width=300, color=False).output.split())
+    assert "RUN/audit" in said
+    assert "NAME-audit" in said
 
 
 def test_a_run_with_privacy_is_attacked_beside_one_without(run: Path, tmp_path: Path) -> None:
@@ -148,7 +172,7 @@ def test_a_run_whose_configuration_cannot_be_read_is_not_said_to_have_no_privacy
         "sample-level differential privacy",  # what the summary recorded is still said
         "not known whether it is private",
     ]
-    assert "no privacy is set" not in page
+    assert "o privacy is set" not in page
     assert "Not known whether private" in page
 
 

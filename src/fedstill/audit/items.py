@@ -8,12 +8,24 @@ from typing import Any
 
 from fedstill.algorithm import ALGORITHMS
 from fedstill.bundles.bundle import Bundle
+from fedstill.core.console import megabytes
 from fedstill.core.errors import FedstillError
 from fedstill.report.runs import Run
 from fedstill.run.budgets import NAMES, budget_words, said_epsilon
 from fedstill.run.sent import add_items
 
-__all__ = ["RISKS", "Item", "bundle_items", "bundle_privacy", "privacy_words", "run_items", "short_privacy"]
+__all__ = [
+    "HEAD",
+    "RISKS",
+    "Item",
+    "ItemGroup",
+    "bundle_items",
+    "bundle_privacy",
+    "group_items",
+    "privacy_words",
+    "run_items",
+    "short_privacy",
+]
 
 NO_MORE = "nothing about single samples"
 RISKS = {
@@ -50,6 +62,8 @@ UNITS = {
     "reports": "a sample of reports alone",
     "votes": "a client of votes",
 }
+HEAD = ("site", "item", "times", "size each", "what it can reveal")
+MOST_NAMED = 3  # sites in one row
 UNKNOWN = "not known to this audit: ask who wrote the system"
 
 
@@ -78,6 +92,45 @@ class Item:
             "bytes": total,
             "risk": self.risk,
         }
+
+
+@dataclass(frozen=True)
+class ItemGroup:
+    """An item that several sites sent as often and in the same size, as it is shown to people."""
+
+    item: Item
+    sites: tuple[str, ...]
+    everyone: bool  # whether no other site sent anything
+
+    @property
+    def who(self) -> str:
+        """The sites in words: names where there are few or where others sent something else."""
+        if len(self.sites) == 1:
+            return self.sites[0]
+        if self.everyone:
+            return f"each of {len(self.sites)} sites"
+        more = f" and {len(self.sites) - MOST_NAMED} more" if len(self.sites) > MOST_NAMED else ""
+        return ", ".join(self.sites[:MOST_NAMED]) + more
+
+    @property
+    def cells(self) -> list[str]:
+        """A row of a table with the columns ``HEAD``."""
+        size = "not recorded" if self.item.bytes_each is None else megabytes(self.item.bytes_each)
+        return [self.who, self.item.what.replace("_", " "), f"{self.item.times:,}", size, self.item.risk]
+
+
+def group_items(items: Sequence[Item]) -> list[ItemGroup]:
+    """Items with those of other sites that are equal to them, in the order of the first.
+
+    >>> items = [Item(site, what, 2, 40) for site in "ab" for what in ("model", "label_counts")]
+    >>> [group.cells[:4] for group in group_items([*items, Item("a", "loss", 2, 4)])]  # doctest: +NORMALIZE_WHITESPACE
+    [['each of 2 sites', 'model', '2', '40 B'], ['each of 2 sites', 'label counts', '2', '40 B'], ['a', 'loss', '2', '4 B']]
+    """
+    all_sites = {item.site for item in items}
+    sites: dict[tuple[str, int, int | None], list[Item]] = {}
+    for item in items:
+        sites.setdefault((item.what, item.times, item.bytes_each), []).append(item)
+    return [ItemGroup(same[0], tuple(one.site for one in same), len(same) == len(all_sites)) for same in sites.values()]
 
 
 def run_items(run: Run) -> list[Item]:

@@ -13,11 +13,19 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fedstill.audit.inversion import Inversion, invert
-from fedstill.audit.items import Item, bundle_items, bundle_privacy, privacy_words, run_items, short_privacy
+from fedstill.audit.items import (
+    HEAD,
+    Item,
+    bundle_items,
+    bundle_privacy,
+    group_items,
+    privacy_words,
+    run_items,
+    short_privacy,
+)
 from fedstill.audit.membership import Attack, lira_attack, loss_attack, matched
 from fedstill.audit.subjects import Subject, bundle_subjects, run_subjects
 from fedstill.bundles.bundle import read_bundle
-from fedstill.core.console import megabytes
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.files import atomic_write, to_json
 from fedstill.report.runs import load_run
@@ -26,6 +34,12 @@ from fedstill.report.shell import page_shell, row
 __all__ = ["Audit", "Tested", "audit", "write_audit"]
 
 Progress = Callable[[str, int, int], None]
+TEXTS = {"site", "item", "what it can reveal", "model", "attack", "method", "members recognised"}  # columns of words
+STYLE = """
+th { white-space: normal; vertical-align: bottom; }
+td { vertical-align: top; }
+.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+"""
 
 
 @dataclass(frozen=True)
@@ -190,8 +204,8 @@ def write_audit(found: Audit, out: Path) -> Path:
 
 def audit_page(found: Audit) -> str:
     """The page of an audit, as HTML text."""
-    stated = "".join(f"<p>{escape(line)}.</p>" for line in found.words)
     title = {True: "Private", False: "Not private", None: "Not known whether private"}[found.private]
+    stated = "".join(f"<p>{escape(_below(title, line))}.</p>" for line in found.words)
     parts = [f"<section><h2>{title}</h2>{stated}</section>", _items(found.items)]
     if found.tested:
         parts.append(_membership(found.tested))
@@ -199,20 +213,28 @@ def audit_page(found: Audit) -> str:
         parts.append(_inversion(found.inverted))
     if found.notes:
         parts.append(f"<section><h2>Notes</h2>{''.join(f'<p>{escape(note)}</p>' for note in found.notes)}</section>")
-    return page_shell(f"{found.name}, audited", "\n".join(parts))
+    return page_shell(f"{found.name}, audited", "\n".join(parts), STYLE)
+
+
+def _below(title: str, line: str) -> str:
+    """A line without the words of the heading above it.
+
+    >>> _below("Not private", "not private: no privacy is set"), _below("Private", "secure sums: the server saw the sum")
+    ('No privacy is set', 'Secure sums: the server saw the sum')
+    """
+    for said in (f"{title.lower()}: ", "not known whether it is private: "):
+        line = line.removeprefix(said)
+    return line[:1].upper() + line[1:]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str) -> str:
-    body = row("th", list(head)) + "".join(row("td", list(cells)) for cells in rows)
+    texts = [place for place, name in enumerate(head) if name in TEXTS]
+    body = row("th", list(head), texts) + "".join(row("td", list(cells), texts) for cells in rows)
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>{body}</table></div>'
 
 
 def _items(items: Sequence[Item]) -> str:
-    rows = [
-        [i.site, i.what, f"{i.times:,}", "not recorded" if i.bytes_each is None else megabytes(i.bytes_each), i.risk]
-        for i in items
-    ]
-    table = _table(["site", "item", "times", "size each", "what it can reveal"], rows, "What left each site")
+    table = _table(HEAD, [group.cells for group in group_items(items)], "What left each site")
     return f"<section><h2>What left each site</h2>{table}</section>"
 
 

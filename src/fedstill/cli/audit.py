@@ -11,18 +11,23 @@ from rich.table import Column, Table
 
 from fedstill.cli.options import reading_in, words
 from fedstill.cli.progress import progress
-from fedstill.core.console import console, megabytes, remark
+from fedstill.core.console import console, remark
 from fedstill.core.errors import FedstillError, unknown
 
 __all__ = ["audit"]
 
 ATTACKS = ("membership", "inversion")
-MOST_SHOWN = 40  # items on the console; the page has all
+MOST_SHOWN = 40  # rows of items on the console; the page has all
 
 
 def audit(
     path: Annotated[Path, typer.Argument(metavar="RUN|BUNDLE", help="The folder of a run, or a bundle from `fedstill pack`.")],
-    out: Annotated[Path | None, typer.Option(help="The folder to write audit.json and audit.html to (RUN/audit).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder to write audit.json and audit.html to: by default RUN/audit, or for NAME.fed NAME-audit beside it."
+        ),
+    ] = None,
     attacks: Annotated[
         str, typer.Option(metavar="A,B", help="What to try: membership, inversion, or none.")
     ] = "membership,inversion",
@@ -52,6 +57,7 @@ def audit(
     """Say what left each site, item by item, and try on your own data what an attacker could learn from it: whether a sample was
     in the training data (membership), and what inputs a gradient gives away (inversion)."""
     # slow: they import torch
+    from fedstill.audit.items import HEAD, group_items
     from fedstill.audit.report import audit as examine
     from fedstill.audit.report import write_audit  # slow
 
@@ -80,13 +86,13 @@ def audit(
             progress=told,
         )
         page = write_audit(found, target)
-    table = Table("site", "item", Column("times", justify="right"), Column("size each", justify="right"), "what it can reveal")
-    for item in found.items[:MOST_SHOWN]:
-        size = "?" if item.bytes_each is None else megabytes(item.bytes_each)
-        table.add_row(*map(escape, (item.site, item.what, str(item.times), size, item.risk)))
+    groups = group_items(found.items)
+    table = Table(*(Column(name, justify="right" if name in ("times", "size each") else "left") for name in HEAD))
+    for group in groups[:MOST_SHOWN]:
+        table.add_row(*map(escape, group.cells))
     console.print(table)
-    if len(found.items) > MOST_SHOWN:
-        remark(f"and {len(found.items) - MOST_SHOWN} more on the page")
+    if len(groups) > MOST_SHOWN:
+        remark(f"and {len(groups) - MOST_SHOWN} more on the page")
     if found.tested:
         by_attack = Table(
             "model", "attack", *(Column(name, justify="right") for name in ("members", "AUC", "found at 1 % false"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 
@@ -45,10 +46,11 @@ def page_shell(title: str, body: str, style: str = "") -> str:
 """
 
 
-def row(kind: str, cells: list[str]) -> str:
-    """A table's row of ``th`` or ``td`` cells.
+def row(kind: str, cells: list[str], texts: Sequence[int] = ()) -> str:
+    """A table's row of ``th`` or ``td`` cells; those at the places ``texts`` have the class ``text``.
 
-    >>> row("td", ["a<b"])
-    '<tr><td>a&lt;b</td></tr>\\n'
+    >>> row("td", ["a<b", "1"], texts=[0])
+    '<tr><td class="text">a&lt;b</td><td>1</td></tr>\\n'
     """
-    return f"<tr>{''.join(f'<{kind}>{escape(cell)}</{kind}>' for cell in cells)}</tr>\n"
+    marks = [' class="text"' if place in texts else "" for place in range(len(cells))]
+    return f"<tr>{''.join(f'<{kind}{mark}>{escape(cell)}</{kind}>' for mark, cell in zip(marks, cells, strict=True))}</tr>\n"
