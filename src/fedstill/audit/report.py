@@ -38,7 +38,8 @@ TEXTS = {"site", "item", "what it can reveal", "model", "attack", "method", "mem
 STYLE = """
 th { white-space: normal; vertical-align: bottom; }
 td { vertical-align: top; }
-.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+.text { text-align: left; white-space: normal; overflow-wrap: break-word; }
+.text:first-child { min-width: 9rem; }
 """
 
 
