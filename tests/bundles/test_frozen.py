@@ -69,6 +69,8 @@ def test_three_heads_are_fused_with_nothing_but_bundles(tmp_path: Path, toy: Pat
     card = (folder / "MODEL_CARD.md").read_text()
     assert "3000 features drawn" in card
     assert "No images were used" in card
+    assert "Weighting" not in card  # each target is that of one site
+    assert "divergence from the targets" in card
     # a site goes on from it, above the same trunk, and is fused again
     again = pack(tmp_path / "next.fed", base=folder, data=tmp_path / "data-s0", statistics=True).bundle
     assert again.about.trunk == sites[0].about.trunk

@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,9 @@ import torch
 
 from fedstill.bundles.export import onnx_bytes, onnx_of
 from fedstill.bundles.folder import CARD, FACTS, ONNX, WEIGHTS, check_target
-from fedstill.bundles.markdown import plain
+from fedstill.bundles.markdown import plain, with_article
 from fedstill.bundles.markdown import table as markdown_table
-from fedstill.bundles.use import classes_lines, onnx_lines, with_fedstill
+from fedstill.bundles.use import classes_lines, normalisation, onnx_lines, with_fedstill
 from fedstill.core.digests import digest
 from fedstill.core.errors import FedstillError
 from fedstill.core.files import atomic_write
@@ -29,7 +30,7 @@ from fedstill.run.history import encoded
 if TYPE_CHECKING:
     from fedstill.bundles.fuse.result import Fused
 
-__all__ = ["model_card", "run_files", "save", "table"]
+__all__ = ["model_card", "run_files", "save", "table", "taught_by"]
 
 RUN_FILES = ("config.toml", "history.jsonl", "summary.json")
 
@@ -146,7 +147,8 @@ def model_card(fused: Fused, facts: dict[str, Any], onnx: bool = False) -> str:
     """The card in Markdown: what was fused, the weights, the figures, how to use the model."""
     about = fused.about
     name = about.model.name if about is not None and about.model is not None else type(fused.student).__name__
-    lines = [f"# A {plain(name)} fused from {len(fused.teachers)} models", ""]
+    titled = with_article(name)
+    lines = [f"# {titled[0].upper()}{titled[1:]} fused from {len(fused.teachers)} models", ""]
     lines += [
         f"Made by fedstill {__version__}: the models below were distilled into one on {_pool_words(fused.settings)}. "
         "No training data was used.",
@@ -170,8 +172,8 @@ def model_card(fused: Fused, facts: dict[str, Any], onnx: bool = False) -> str:
     done = fused.distilled
     lines += [
         "",
-        f"Weighting `{settings['weighting']}`, ensemble of {settings['ensemble']}. The student started from {plain(fused.start)} "
-        f"and took {done.steps} steps; its divergence from the ensemble went from {done.first_loss:z.3f} to "
+        f"{_weighting_words(settings)}The student started from {plain(fused.start)} "
+        f"and took {done.steps} steps; its divergence from the {taught_by(settings)} went from {done.first_loss:z.3f} to "
         f"{done.last_loss:z.3f}." + _line_words(settings["line"]),
         "",
         *classes_lines(fused.classes),
@@ -182,7 +184,7 @@ def model_card(fused: Fused, facts: dict[str, Any], onnx: bool = False) -> str:
         lines += ["", "The student was selected by its accuracy on the same images, so its figure is slightly optimistic."]
     lines += ["", "## Use", ""]
     if about is not None and about.model is not None:
-        lines += [f"Inputs are images of shape {tuple(about.shape)}, normalised as `(x / 255 - {about.mean}) / {about.std}`.", ""]
+        lines += [f"Inputs are images of shape {tuple(about.shape)}, normalised as `{normalisation(about.mean, about.std)}`.", ""]
         lines += with_fedstill("this folder", Preprocessing(tuple(about.shape)))
         lines += [
             "",
@@ -194,6 +196,22 @@ def model_card(fused: Fused, facts: dict[str, Any], onnx: bool = False) -> str:
     else:
         lines += [f"The weights are those of your own `{name}`: `load_state_dict(safetensors.torch.load_file('{WEIGHTS}'))`."]
     return "\n".join(lines) + "\n"
+
+
+def taught_by(settings: Mapping[str, Any]) -> str:
+    """What the student learned from: the ensemble, or the targets of the drawn features.
+
+    >>> taught_by({}), taught_by({"targets": "own"}), taught_by({"targets": "ensemble"})
+    ('ensemble', 'targets', 'ensemble')
+    """
+    return "targets" if settings.get("targets", "ensemble") != "ensemble" else "ensemble"
+
+
+def _weighting_words(settings: Mapping[str, Any]) -> str:
+    """How the teachers were combined; nothing if each target is that of a single site."""
+    if taught_by(settings) != "ensemble":
+        return ""
+    return f"Weighting `{settings['weighting']}`, ensemble of {settings['ensemble']}. "
 
 
 def _line_words(line: float) -> str:

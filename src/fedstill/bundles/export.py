@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from fedstill.bundles.folder import CARD, ONNX
-from fedstill.bundles.markdown import plain, table
-from fedstill.bundles.use import classes_lines, onnx_lines, program_lines, with_fedstill
+from fedstill.bundles.markdown import plain, table, with_article
+from fedstill.bundles.use import classes_lines, normalisation, onnx_lines, program_lines, with_fedstill
 from fedstill.core.errors import FedstillError, first_line
 from fedstill.core.files import atomic_write
 from fedstill.core.scratch import Scratch
@@ -241,10 +241,16 @@ def _title(model: Classifier, network: str) -> str:
     if said.get("kind") == "run" and said.get("algorithm"):
         rounds = said.get("rounds")
         length = f" in {rounds} round{'' if rounds == 1 else 's'}" if rounds else ""
-        return f"A {plain(network)} trained by {plain(said['algorithm'])}{length}"
-    site = f"{plain(said.get('name', 'A site'))}: a"
-    whose = {"fused": "A fused", "ensemble": "An", "bundle": site}.get(str(said.get("kind")), "A")
-    return f"{whose} {plain(network)}"
+        return f"{_capital(with_article(network))} trained by {plain(said['algorithm'])}{length}"
+    if said.get("kind") == "fused":
+        return f"A fused {plain(network)}"
+    if said.get("kind") == "bundle":
+        return f"{plain(said.get('name', 'A site'))}: {with_article(network)}"
+    return _capital(with_article(network))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _row(name: str, data: bytes) -> list[str]:
@@ -257,7 +263,7 @@ def _inputs(model: Classifier) -> str:
     if made.kind == "image":
         channels, height, width = model.shape
         kind = "grey" if channels == 1 else "colour"
-        scale = f"`(x / 255 - {model.network.mean}) / {model.network.std}`"
+        scale = f"`{normalisation(model.network.mean, model.network.std)}`"
         return (
             f"uint8 {kind} images (n, {channels}, {height}, {width}), for any n; the normalisation {scale} is inside. "
             "Resize images of another size first, by bilinear interpolation."

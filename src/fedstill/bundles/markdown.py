@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["plain", "table"]
+__all__ = ["plain", "table", "with_article"]
 
 
 def plain(text: object, longest: int = 200) -> str:
@@ -18,6 +18,15 @@ def plain(text: object, longest: int = 200) -> str:
     words = words if len(words) <= longest else words[: longest - 3] + "..."
     words = words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]#|~])", r"\\\1", words)
+
+
+def with_article(name: str) -> str:
+    """Untrusted text with its indefinite article, as Markdown.
+
+    >>> with_article("efficientnet-lite0"), with_article("resnet-8"), with_article("mlp"), with_article("unet")
+    ('an efficientnet-lite0', 'a resnet-8', 'an mlp', 'a unet')
+    """
+    return f"{'an' if name.lower().startswith(('a', 'e', 'i', 'o', 'mlp')) else 'a'} {plain(name)}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

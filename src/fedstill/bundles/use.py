@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedstill.bundles.markdown import plain
 from fedstill.data.inputs import Preprocessing
 
-__all__ = ["classes_lines", "onnx_lines", "program_lines", "with_fedstill"]
+__all__ = ["classes_lines", "normalisation", "onnx_lines", "program_lines", "with_fedstill"]
 
 TEXT = """\
 import re, zlib
@@ -26,10 +26,24 @@ words = [float((row.get(name) or "(missing)") == word) for name, listed in about
 
 
 def classes_lines(classes: Sequence[str], most: int = 200) -> list[str]:
-    """The classes in the order of the outputs."""
-    listed = ", ".join(f"{i} {plain(name)}" for i, name in enumerate(classes[:most]))
+    """The classes in the order of the outputs, each with its number unless that is its name.
+
+    >>> classes_lines(["0", "1"])[-1], classes_lines(["cat", "1"])[-1]
+    ('0, 1', '0 cat, 1')
+    """
+    listed = ", ".join(str(i) if str(i) == name else f"{i} {plain(name)}" for i, name in enumerate(classes[:most]))
     more = f" and {len(classes) - most} more, which are in the files" if len(classes) > most else ""
     return ["## Classes", "", listed + more]
+
+
+def normalisation(mean: float | Sequence[float], std: float | Sequence[float]) -> str:
+    """How bytes are normalised, to four digits; the files have all of them.
+
+    >>> normalisation(0.4980392156862745, [0.5, 0.25])
+    '(x / 255 - 0.498) / [0.5, 0.25]'
+    """
+    shown = [f"{one:.4g}" if isinstance(one, float | int) else f"[{', '.join(f'{o:.4g}' for o in one)}]" for one in (mean, std)]
+    return f"(x / 255 - {shown[0]}) / {shown[1]}"
 
 
 def with_fedstill(place: str, made: Preprocessing) -> list[str]:

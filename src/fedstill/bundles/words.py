@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedstill.bundles.bundle import Bundle, Trunk
+from fedstill.bundles.use import normalisation
 from fedstill.core.message import State
 
 __all__ = ["in_words"]
@@ -25,7 +26,7 @@ def in_words(bundle: Bundle) -> str:
         )
     shown = ", ".join(about.classes[:12]) + (f" and {len(about.classes) - 12} more" if len(about.classes) > 12 else "")
     lines.append(f"  {len(about.classes)} class names: {shown}")
-    lines.append(f"  its inputs: images of shape {tuple(about.shape)}, as (x / 255 - {_short(about.mean)}) / {_short(about.std)}")
+    lines.append(f"  its inputs: images of shape {tuple(about.shape)}, as {normalisation(about.mean, about.std)}")
     if about.samples is not None:
         lines.append(f"  the number of samples: {about.samples:,}")
     if about.label_counts is not None:
@@ -95,12 +96,3 @@ def _clipping(part: State) -> str:
 
 def _code(code: str) -> str:
     return f"It holds no images, no labels of single images and no file names, but it is {code}"
-
-
-def _short(scale: float | list[float]) -> str:
-    """A normalisation to three digits; the bundle has all of them.
-
-    >>> _short(0.4980392156862745), _short([0.5, 0.25])
-    ('0.498', '[0.5, 0.25]')
-    """
-    return f"{scale:.3g}" if isinstance(scale, float | int) else f"[{', '.join(f'{one:.3g}' for one in scale)}]"

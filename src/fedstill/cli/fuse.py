@@ -155,7 +155,7 @@ def _line(text: str) -> float | Literal["auto"]:
 
 
 def _say(fused: Fused) -> None:
-    from fedstill.bundles.card import table  # slow: imports torch
+    from fedstill.bundles.card import table, taught_by  # slow: imports torch
 
     shares = ", ".join(f"{name} {share:.3f}" for name, share in fused.teachers.items())
     console.print(f"teachers' mean weights: {shares}", soft_wrap=True, markup=False)
@@ -173,7 +173,7 @@ def _say(fused: Fused) -> None:
         remark(votes_in_words(fused.settings["votes"]))
     done = fused.distilled
     console.print(
-        f"the student started from {fused.start} and took {done.steps} steps; divergence from the ensemble "
+        f"the student started from {fused.start} and took {done.steps} steps; divergence from the {taught_by(fused.settings)} "
         f"{done.first_loss:z.3f} -> {done.last_loss:z.3f}",
         soft_wrap=True,
     )
