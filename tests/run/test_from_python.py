@@ -193,10 +193,13 @@ def test_a_line_comes_while_bundles_are_fused(lines, monkeypatch):
     for place in (consoles, bars):
         monkeypatch.setattr(place, "console", show.console)
     monkeypatch.setattr("fedstill.run.pulse.QUIET", 0.05)
-    with bars.progress() as told:
-        assert heard(lines.getvalue, "reading, 1 s so far")
+    with bars.progress("reading the bundles") as told:
+        assert heard(lines.getvalue, "reading the bundles, 1 s so far")
         told("student", 1, 100)
         assert heard(lines.getvalue, "student 1/100, 1 s so far")
+        told("student", 25, 100)
+        assert heard(lines.getvalue, "still working, 1 s so far")
+    assert lines.getvalue().count("student 25/100") == 1
     before = lines.getvalue()
     time.sleep(0.15)
     assert lines.getvalue() == before

@@ -69,7 +69,7 @@ def audit(
     if others:
         raise FedstillError(f"--set takes options of reading data, such as data.range=[0,4095], not '{others[0]}'")
     target = out or (path / "audit" if path.is_dir() else path.with_name(f"{path.stem}-audit"))
-    with progress() as told:
+    with progress(f"reading {path}") as told:
         found = examine(
             path,
             data=data,

@@ -115,7 +115,7 @@ def fuse(
         check_onnx()
     if ensemble not in get_args(Space):
         raise FedstillError(f"--ensemble takes {', '.join(get_args(Space))}, not '{ensemble}'")
-    with progress() as told:
+    with progress("reading the bundles and the images" if unlabelled else "reading the bundles") as told:
         fused = fuse_models(
             bundles,
             unlabelled or None,

@@ -97,7 +97,7 @@ def pack(
         raise FedstillError(f"--set takes options of reading data, such as data.range=[0,4095], not '{others[0]}'")
     if clip is not None and not statistics:
         raise FedstillError("--clip is of the features that --statistics describes: give both")
-    with progress() as told:
+    with progress(f"reading {data}" if data else "reading the model") as told:
         packed = pack_bundle(
             out,
             model=model,

@@ -14,22 +14,23 @@ __all__ = ["progress"]
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on a terminal; elsewhere one line per quarter, and one after a long silence."""
+def progress(first: str = "preparing") -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on a terminal; elsewhere one line per quarter, and one after a long silence. ``first`` precedes the first step."""
     if not console.is_terminal:
         said: dict[str, int] = {}
-        step = "reading"
+        step, shown = first, ""
 
         def line(what: str, done: int, of: int) -> None:
-            nonlocal step
+            nonlocal step, shown
             step = f"{what} {done}/{of}"
             quarter = 4 * done // max(1, of)
             if quarter > said.get(what, 0):
                 said[what] = quarter
                 console.print(step)
+                shown = step
                 pulse.touch()
 
-        with alive(remark, lambda: step) as pulse:
+        with alive(remark, lambda: step if step != shown else "still working") as pulse:
             yield line
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())

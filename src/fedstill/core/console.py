@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-__all__ = ["console", "counted", "duration", "megabytes", "remark"]
+__all__ = ["console", "counted", "duration", "elapsed", "megabytes", "remark"]
 
 console = Console(highlight=False)
 
@@ -43,6 +43,19 @@ def duration(seconds: float) -> str:
         return f"{minutes} min"
     hours, rest = divmod(minutes, 60)
     return f"{hours} h {rest} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def elapsed(seconds: float) -> str:
+    """A time that has passed, to the second within the first hour: lines that follow each other differ.
+
+    >>> elapsed(0.2), elapsed(90), elapsed(150.4), elapsed(3599.9), elapsed(7900)
+    ('1 s', '1 min 30 s', '2 min 30 s', '1 h 0 min', '2 h 12 min')
+    """
+    whole = max(1, round(seconds))
+    if whole >= 3600:
+        return duration(seconds) if whole >= 5400 else f"1 h {(whole - 3600) // 60} min"
+    minutes, rest = divmod(whole, 60)
+    return " ".join(f"{count} {unit}" for count, unit in ((minutes, "min"), (rest, "s")) if count)
 
 
 def remark(text: str) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from fedstill.core.console import duration
+from fedstill.core.console import elapsed
 
 __all__ = ["QUIET", "Pulse", "alive"]
 
@@ -59,7 +59,7 @@ class Pulse:
 def alive(say: Callable[[str], None], what: Callable[[], str]) -> Iterator[Pulse]:
     """Report from time to time what is being done, and for how long. Callers that print output themselves touch the pulse."""
     clock = time.monotonic()
-    pulse = Pulse(lambda: say(f"{what()}, {duration(time.monotonic() - clock)} so far"))
+    pulse = Pulse(lambda: say(f"{what()}, {elapsed(time.monotonic() - clock)} so far"))
     pulse.start()
     try:
         yield pulse

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from fedstill.core.console import console, counted, duration, megabytes, remark
+from fedstill.core.console import console, counted, duration, elapsed, megabytes, remark
 from fedstill.run.budgets import budget_words
 from fedstill.run.clients import client_records
 from fedstill.run.effort import effort_of
@@ -157,7 +157,7 @@ class Shown(Listener):
         if self.picture or (self.bars and self.bars.live.is_started):
             return
         where = f"round {self.done + 1:>3}/{self.total}  " if self.total else ""
-        after = f"{duration(time.monotonic() - self.clock)} so far"
+        after = f"{elapsed(time.monotonic() - self.clock)} so far"
         console.print(f"{self._prefix}{where}{self.step or 'at work'}, {after}  {self._left()}".rstrip(), soft_wrap=True)
 
     def _left(self) -> str:
