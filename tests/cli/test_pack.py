@@ -285,7 +285,7 @@ def test_mistakes_in_fusing(cli, tmp_path: Path, site: Path) -> None:
         (("changed.fed", *pool), "digest does not match"),
         (("photo.fed", *pool), "not a bundle"),
         (("a.fed", "a.fed", *pool), "the bundle of 'a' is given twice: list each bundle once"),
-        (("a.fed", "other/a.fed", *pool), "are both called 'a': pack one under another name (pack --name)"),
+        (("a.fed", "other/a.fed", *pool), "are both called 'a': pack one under another name"),
         (("a.fed", "--unlabelled", "empty"), "neither tables nor images"),
         (("a.fed", *pool, "--student", "resnet99"), "unknown model 'resnet99'"),
         (("a.fed", *pool, "--student", "lenet"), "at least 16 pixels"),

@@ -24,6 +24,7 @@ __all__ = ["app", "main"]
 # what has been done when one of these is stopped is not lost
 RESUMED = {
     "run": "; a run in progress can be resumed with --resume",
+    "flower": "; a run in progress can be resumed with --resume",
     "compare": "; the same command resumes it",
     "reproduce": "; the same command resumes it",
 }

@@ -130,7 +130,7 @@ def team_of(
             if member.bundle.digest == twin.bundle.digest:
                 raise FedstillError(f"the bundle of '{member.name}' is given twice: list each bundle once")
             both = f"{twin.bundle.path.name} and {member.bundle.path.name}"
-            raise FedstillError(f"{both} are both called '{member.name}': pack one under another name (pack --name)")
+            raise FedstillError(f"{both} are both called '{member.name}': pack one under another name")
         if twin is not None:
             raise FedstillError(f"two teachers are called '{member.name}': name them in a mapping")
         members[member.name] = member
