@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedstill.core.options import Part
 from fedstill.data.samples import Samples
+from fedstill.models.layers import BatchNorm
 from fedstill.models.network import Network
 from fedstill.models.predict import BATCH, apply
-from fedstill.models.statistics import BatchNorm
 from fedstill.training.batches import batches
 
 __all__ = ["Predict", "VoteNorm", "Voters", "by_batch_statistics", "voters"]

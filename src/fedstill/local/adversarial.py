@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from fedstill.core.message import State, clone
 from fedstill.core.options import Part, Positive
 from fedstill.models.generator import Generator
+from fedstill.models.layers import BatchNorm
 from fedstill.models.network import Network
-from fedstill.models.statistics import BatchNorm, freeze_statistics
+from fedstill.models.statistics import freeze_statistics
 from fedstill.training.fit import Batch, Beside, DataFree, PerSample, Term
 from fedstill.training.optimizers import make_optimizer
 from fedstill.training.options import Optimizer

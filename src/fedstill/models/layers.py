@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from fedstill.core.errors import FedstillError, unknown
 
-__all__ = ["channels_last", "he_initialise", "norm_layer", "over_pixels", "reordered", "seeded", "small_stem", "with_norm"]
+__all__ = [
+    "BatchNorm",
+    "channels_last",
+    "he_initialise",
+    "norm_layer",
+    "over_pixels",
+    "reordered",
+    "seeded",
+    "small_stem",
+    "with_norm",
+]
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 def norm_layer(norm: str, channels: int, groups: int = 2) -> nn.Module:
@@ -40,7 +51,12 @@ def with_norm(network: nn.Module, norm: str, whose: str) -> nn.Module:
     >>> body[1].num_groups, sorted(body.state_dict())
     (2, ['0.bias', '0.weight', '1.bias', '1.weight'])
     """
-    old = [(parent, name, layer) for parent in network.modules() for name, layer in parent.named_children() if _is_batch(layer)]
+    old = [
+        (parent, name, layer)
+        for parent in network.modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, BatchNorm)
+    ]
     if not old:
         raise FedstillError(f"{whose} has no BatchNorm that norm = '{norm}' could replace")
     for parent, name, layer in old:
@@ -49,10 +65,6 @@ def with_norm(network: nn.Module, norm: str, whose: str) -> nn.Module:
             new.load_state_dict({key: value for key, value in layer.state_dict().items() if key in ("weight", "bias")})
         parent.add_module(name, new)
     return network
-
-
-def _is_batch(layer: nn.Module) -> TypeGuard[nn.modules.batchnorm._BatchNorm]:
-    return isinstance(layer, nn.modules.batchnorm._BatchNorm)
 
 
 def channels_last(x: Tensor) -> Tensor:

@@ -6,11 +6,10 @@ import torch
 from torch import nn
 
 from fedstill.data.samples import Samples
+from fedstill.models.layers import BatchNorm
 from fedstill.models.network import Network
 
 __all__ = ["buffer_names", "freeze_statistics", "recalibrate", "without_dropout"]
-
-BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 def buffer_names(network: nn.Module) -> set[str]:

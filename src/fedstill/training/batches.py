@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from fedstill.models.layers import BatchNorm
 from fedstill.training.options import Local
 
 __all__ = ["batches", "smallest_batch", "steps_an_epoch"]
@@ -44,7 +45,7 @@ def batches(
 
 def smallest_batch(network: nn.Module) -> int:
     """The fewest samples of a batch: two if the network needs batch statistics, which one sample cannot give."""
-    return 2 if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules()) else 1
+    return 2 if any(isinstance(module, BatchNorm) for module in network.modules()) else 1
 
 
 def steps_an_epoch(samples: int, local: Local, network: nn.Module) -> int:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from fedstill.core.accounting import need_privacy
 from fedstill.core.errors import FedstillError, first_line
+from fedstill.models.layers import BatchNorm
 from fedstill.models.network import Network
 
 __all__ = [
@@ -280,7 +281,7 @@ def check_sums(named: Sequence[tuple[str, nn.Parameter]], samples: int) -> None:
 
 def check_network(network: Network, name: str, example: Tensor) -> None:
     """Refuse a network whose samples cannot be told apart, before any client trains. ``example`` holds two raw samples."""
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules()):
+    if any(isinstance(module, BatchNorm) for module in network.modules()):
         raise FedstillError(
             f"privacy.sample: BatchNorm in '{name}' mixes the samples of a batch: set model.norm = \"group\" or another network",
             setting='model.norm="group"',
