@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.errors import FedstillError
-from fedstill.core.message import Message
+from fedstill.core.message import KINDS, Message
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
 values = st.dictionaries(
@@ -42,6 +44,17 @@ def test_views_of_one_storage_travel_as_their_own_tensors():
 def test_equal_messages_are_equal_bytes():
     one = Message.of(model={"b": torch.ones(2), "a": torch.zeros(3)}, samples=3, loss=0.5)
     assert one.to_bytes() == Message.from_bytes(one.to_bytes()).to_bytes()
+
+
+@pytest.mark.parametrize("name", ["a", 'é"\n'])
+def test_a_message_is_written_as_safetensors_writes_it(name, tmp_path):
+    shapes = [(), (2, 3), (0, 3)]
+    tensors = {f"{name}/{kind}/{shape}": torch.ones(shape).to(kind) for kind in KINDS for shape in shapes}
+    message = Message(tensors, {"value": name})
+    expected = safetensors.torch.save(message.tensors, {"values": json.dumps(message.values)})
+    assert message.to_bytes() == expected
+    message.write(tmp_path / "message")
+    assert (tmp_path / "message").read_bytes() == expected
 
 
 @given(st.binary(max_size=200))

@@ -11,9 +11,11 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from fedstill.core.errors import FedstillError
@@ -86,7 +88,12 @@ class Message:
 
     def to_bytes(self) -> bytes:
         """The message as safetensors."""
-        return safetensors.torch.save(_plain(self.tensors), {"values": json.dumps(self.values)})
+        return b"".join(_pieces(self.tensors, {"values": json.dumps(self.values)}))
+
+    def write(self, path: Path) -> None:
+        """Write the message to ``path`` as it is, for a reader on this machine; :meth:`save` is for what must last."""
+        with open(path, "wb") as file:
+            file.writelines(_pieces(self.tensors, {"values": json.dumps(self.values)}))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Message:
@@ -116,19 +123,41 @@ class Message:
         return iter(self.tensors)
 
 
-def _plain(tensors: Mapping[str, Tensor]) -> State:
-    # safetensors refuses views that share storage; a contiguous copy is made only where one is needed
-    seen: set[int] = set()
-    plain = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        pointer = tensor.untyped_storage().data_ptr()
-        whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-        if tensor.numel() and (pointer in seen or not whole):
-            tensor = tensor.clone()
-        seen.add(pointer)
-        plain[name] = tensor
-    return plain
+# safetensors' names of the types, in its order of tensors: the widest first, so that each begins at a multiple of its width
+KINDS = {
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+ORDER = {kind: place for place, kind in enumerate(KINDS)}
+
+
+def _pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
+    """A safetensors file in pieces. The package's own writer gives the same bytes; for many small tensors it takes several times
+    as long, and it refuses tensors that share memory."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    data, end = [], 0
+    for name in sorted(tensors, key=lambda name: (ORDER[tensors[name].dtype], name)):
+        tensor = tensors[name].detach()
+        flat = tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, end + flat.nbytes]}
+        data.append(flat.data)
+        end += flat.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *data]
 
 
 def clone(state: Mapping[str, Tensor]) -> State:

@@ -69,7 +69,7 @@ class InProcess:
             if key not in sent:
                 sent[key] = self.spool.folder / f"{round}-message-{phase}-{number}.safetensors"
                 with naming(sent[key]):
-                    sent[key].write_bytes(message.to_bytes())
+                    message.write(sent[key])
             reply = self.spool.path(round, phase, client)
             jobs.append({"client": client, "round": round, "phase": phase, "message": str(sent[key]), "reply": str(reply)})
         return jobs

@@ -47,7 +47,7 @@ class WorkerJobs:
         """See :class:`fedstill.core.jobs.Jobs`."""
         sent = self._new("safetensors")
         with naming(sent):
-            sent.write_bytes(message.to_bytes())
+            message.write(sent)
         files = {name: self._file(tensor) for name, tensor in shared.items()}
         jobs = [
             {

@@ -48,7 +48,7 @@ class Spool:
             return lambda: reply
         path = self.path(round, phase, client)
         with naming(path):
-            path.write_bytes(reply.to_bytes())
+            reply.write(path)
         return lambda: Message.load(path)
 
     def reader(self, path: Path) -> Callable[[], Message]:

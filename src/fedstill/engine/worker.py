@@ -60,7 +60,7 @@ def main() -> None:
             else:
                 reply = client_turn(algorithm, job["client"], job["round"], job["phase"], message, memory)
             with naming(Path(job["reply"])):
-                Path(job["reply"]).write_bytes(reply.to_bytes())
+                reply.write(Path(job["reply"]))
             answer: dict[str, Any] = {"nbytes": reply.nbytes}
         except Exception as error:  # reported to the parent, which drops this reply with the reason
             traceback.print_exc()
