@@ -142,6 +142,19 @@ def test_an_early_state_that_is_delivered_is_no_point_of_the_line(tmp_path):
     assert shown["prototypes"]["cnn"]["delivered"] == [None, 0.5, 0.5]
 
 
+def test_a_mean_with_the_rounds_before_is_shown_beside_the_points(tmp_path):
+    run = write_run(tmp_path, "dafkd", rounds=3)
+    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    told = {"rounds": 2, "points": [0.0, 0.5], "scores": [0.4, 0.9]}
+    for line, t in zip(lines[1:], (0.5, None), strict=True):
+        line["line"]["past"] = {"cnn": {**told, "delivered": t}}
+    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = page_data([load_run(run)])["runs"][0]["line"]
+    assert shown["averaged"] == 1
+    assert shown["prototypes"]["cnn"]["averaged"] == [None, 0.5, None]
+    assert shown["prototypes"]["cnn"]["delivered"] == [0.5, None, 0.5]
+
+
 def test_a_round_that_nobody_judged_says_whose_verdicts_chose(tmp_path):
     run = write_run(tmp_path, "dafkd", rounds=3)
     lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]

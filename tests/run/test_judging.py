@@ -14,8 +14,9 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message, State
 from fedstill.engine.exchange import JUDGE
 from fedstill.engine.inprocess import InProcess
-from fedstill.fusion.line import held_share
-from fedstill.run.judging import DELIVERED, JUDGED, _snapshot, delivered, settle
+from fedstill.fusion.line import Past, held_share
+from fedstill.run.checkpoint import load_checkpoint
+from fedstill.run.judging import CARRIED, DELIVERED, JUDGED, _mean, _snapshot, delivered, settle
 from fedstill.run.listener import Listener
 from fedstill.run.loop import Result, drive, run
 from fedstill.task import Task
@@ -43,8 +44,8 @@ def test_the_judge_is_the_best_that_the_task_offers(tiny: Any, tmp_path: Path) -
         line = run(tiny(**tree(None, rounds=1, data={"server": "embedded:blended", **data})), tmp_path / wanted).history[0]
         assert line["line"]["judge"] == wanted
         scores = line["line"]["scores"]["mlp"]
-        assert len(scores) == 5
-        assert scores[[0.0, 0.25, 0.5, 0.75, 1.0].index(line["line"]["delivered"]["mlp"])] == max(scores)
+        assert len(scores) == 3
+        assert scores[[0.0, 0.5, 1.0].index(line["line"]["delivered"]["mlp"])] == max(scores)
         assert line["seconds"]["judge"] > 0
 
 
@@ -131,11 +132,14 @@ def test_in_the_last_round_clients_train_on_everything_and_nobody_judges(tiny: A
     assert last["judge"] == "clients"
     assert last["scores"] == {}
     assert last["judged_in"] == {"mlp": [2, 3]}
-    gains = [[score - line["scores"]["mlp"][0] for score in line["scores"]["mlp"]] for line in (second, third)]
-    least = [min(pair) for pair in zip(*gains, strict=True)]
-    found = last["cautious_scores"]["mlp"]
-    assert [score - found[0] for score in found] == pytest.approx(least, abs=3e-5)
-    assert last["delivered"]["mlp"] == last["points"][least.index(max(least))]
+    for place in ("scores", "past"):  # the points, and the points averaged with the round before
+        scored = lambda line, place=place: line["past"]["mlp"]["scores"] if place == "past" else line["scores"]["mlp"]
+        gains = [[score - line["scores"]["mlp"][0] for score in scored(line)] for line in (second, third)]
+        least = [min(pair) for pair in zip(*gains, strict=True)]
+        found = last["past"]["mlp"]["scores"] if place == "past" else last["cautious_scores"]["mlp"]
+        assert [score - last["cautious_scores"]["mlp"][0] for score in found] == pytest.approx(least, abs=3e-5)
+        if place == "scores":
+            assert last["delivered"]["mlp"] == last["points"][least.index(max(least))]
     assert [number for number, _ in result.server.values[JUDGED]["mlp"]] == [2, 3]
     assert "judged_in" not in third
 
@@ -145,7 +149,7 @@ def test_a_single_round_is_judged_and_the_default_judges_to_the_end(tiny: Any, t
     old = run(tiny(**tree(None, rounds=2)), tmp_path / "old")
     first = run(tiny(**tree(None, rounds=1)), tmp_path / "first")
     assert same(model(one), model(first))
-    assert all(len(line["line"]["scores"]["mlp"]) == 5 for line in (*one.history, *old.history))
+    assert all(len(line["line"]["scores"]["mlp"]) == 3 for line in (*one.history, *old.history))
     assert JUDGED not in old.server.values
 
 
@@ -162,7 +166,7 @@ def test_without_any_verdict_a_full_round_delivers_the_average(tiny: Any, tmp_pa
     algorithm = create(Task(tiny(**tree(FULL))))
     average = algorithm.task.networks.initial("mlp")
     student = {name: tensor + 1 for name, tensor in average.items()}
-    for values, wanted in (({}, average), ({JUDGED: {"mlp": [[1, [0.1, 0.2, 0.3, 0.4, 0.5]]]}}, student)):
+    for values, wanted in (({}, average), ({JUDGED: {"mlp": [[1, [0.1, 0.2, 0.3]]]}}, student)):
         context = Round(2, 2, 0)
         context.offer({"mlp": average}, {"mlp": student})
         server = Server({"mlp": student}, {}, values)
@@ -261,6 +265,55 @@ def test_the_pool_judges_by_samples_that_nobody_learned_from(tiny: Any, tmp_path
     pool = algorithm.task.pool.samples
     assert len(held) == len(targets) == round(0.1 * len(pool))
     assert context.notes["distillation"]["mlp"]["steps"] == DISTIL["steps"]
+
+
+@pytest.mark.parametrize("judge", ["clients", "pool", "server"])
+def test_a_mean_with_the_rounds_before_is_judged_and_delivered_if_it_is_best(tiny: Any, tmp_path: Path, judge: str) -> None:
+    data = {"server": "embedded:blended", **({"validation": 0.2} if judge == "server" else {})}
+    config = tiny(**tree({"judge": judge, "past": 2}, rounds=4, data=data))
+    taken: list[State] = []
+
+    class Kept(Listener):
+        def round(self, line: Any) -> None:
+            _, server = load_checkpoint(tmp_path / "run" / "checkpoint") or (0, Server({}))
+            carried.append(server.models["mlp"])
+            taken.append(delivered(server).models["mlp"])
+
+    carried: list[State] = []
+    history = run(config, tmp_path / "run", listeners=[Kept()]).history
+    assert "past" not in history[0]["line"]  # there is no round before the first
+    for number, line in enumerate(history[1:], 1):
+        found = line["line"]["past"]["mlp"]
+        assert (found["rounds"], found["points"]) == (min(number, 2) + 1, [0.0, 0.5])
+        best = max(line["line"]["scores"]["mlp"])
+        assert (found["delivered"] is not None) == (max(found["scores"]) > best)
+        if found["delivered"] is not None and found["delivered"] == line["line"]["carried"]["mlp"]:
+            states = carried[max(0, number - 2) : number + 1]
+            for key in ("fc0.weight", "head.bias") if "fc0.weight" in states[0] else list(states[0]):
+                mean = torch.stack([state[key].double() for state in states]).mean(0)
+                assert torch.allclose(taken[number][key].double(), mean, atol=1e-6)
+
+
+def test_a_mean_replaces_the_points_only_where_it_is_better(tiny: Any, tmp_path: Path) -> None:
+    """The average knows nothing, the student everything: hand-made weights whose mean with the round before is known."""
+    ends = Ends({"w": torch.zeros(1)}, {"w": torch.ones(1)})
+    past = Past({"w": torch.tensor([4.0])}, 1, [0.0, 0.5])
+    parts: dict[str, State] = {}
+    assert _mean("net", ends, past, [0.6, 0.7], 0.7, parts)["delivered"] is None
+    assert not parts
+    assert _mean("net", ends, past, [0.6, 0.8], 0.7, parts)["delivered"] == 0.5
+    assert parts[DELIVERED + "net"]["w"].item() == 2.25  # (0.5 + 4) / 2
+
+
+def test_without_the_past_nothing_of_it_is_kept_or_sent(tiny: Any, tmp_path: Path) -> None:
+    without = run(tiny(**tree({"past": 0}, rounds=2)), tmp_path / "without")
+    having = run(tiny(**tree(None, rounds=2)), tmp_path / "having")
+    assert not any(name.startswith(CARRIED) for name in without.server.parts)
+    assert all("past" not in line["line"] for line in without.history)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model(without).values())
+    more = [a["bytes_down"] - b["bytes_down"] for a, b in zip(having.history, without.history, strict=True)]
+    assert more[0] < size / 10  # in the first round there is nothing to send
+    assert 4 * size <= more[1] < 4.4 * size  # one model more for each of four clients
 
 
 def test_every_architecture_has_points_of_its_own(tiny: Any, tmp_path: Path) -> None:

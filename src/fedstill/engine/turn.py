@@ -13,8 +13,8 @@ from fedstill.data.samples import Samples
 from fedstill.engine.exchange import JUDGE
 from fedstill.engine.memory import MemoryStore
 from fedstill.engine.wire import BUFFERS, keeps_buffers, packed, received, without_buffers
-from fedstill.fusion.judges import AVERAGE, OTHER, RIGHT, STUDENT, right_answers
-from fedstill.fusion.line import candidates, held_share
+from fedstill.fusion.judges import AVERAGE, OTHER, PAST, RIGHT, STUDENT, right_answers
+from fedstill.fusion.line import Past, candidates, held_share
 from fedstill.fusion.screening import not_finite
 from fedstill.local.poison import false_update
 from fedstill.local.private import released
@@ -58,11 +58,13 @@ def verdict(algorithm: Algorithm, client: str, round: int, message: Message, mem
     held = person.held if person.held is not None else Samples(person.data.x[:0])
     own = memory.read(client, round + 1).group(BUFFERS)  # BatchNorm statistics that stay with the client
     average, student = ({**message.group(end), **own} for end in (AVERAGE, STUDENT))
-    points = [float(t) for t in json.loads(str(message.values["points"]))]
+    points, mixed = ([float(t) for t in json.loads(str(message.values[name]))] for name in ("points", "past_points"))
     if not len(held):
         return Message.of(samples=0)
+    rounds = int(message.values["past_rounds"])
+    past = Past({**message.group(PAST), **own}, rounds, mixed) if rounds else None
     others = [{**message.group(f"{OTHER}{i}"), **own} for i in range(int(message.values.get("others", 0)))]
-    judged = candidates(average, student, points, others)
+    judged = candidates(average, student, points, past, others)
     right = right_answers(task.networks.get(person.prototype, "student"), judged, held)
     poison = task.config.data.poison
     if poison is not None and poison.kind == "false-verdict" and client in task.poisoned:

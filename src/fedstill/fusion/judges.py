@@ -15,9 +15,22 @@ from fedstill.fusion.distillation.divergence import divergence
 from fedstill.models.network import Network
 from fedstill.models.predict import predict_logits
 
-__all__ = ["AVERAGE", "OTHER", "RIGHT", "STUDENT", "Verdict", "agreements", "fault", "judged", "right_answers", "verdict_of"]
+__all__ = [
+    "AVERAGE",
+    "OTHER",
+    "PAST",
+    "RIGHT",
+    "STUDENT",
+    "Verdict",
+    "agreements",
+    "fault",
+    "judged",
+    "right_answers",
+    "verdict_of",
+]
 
 AVERAGE, STUDENT = "average", "student"  # the groups of a message to a judge: the ends of the line
+PAST = "past"  # the group with the mean of the models of earlier rounds
 OTHER = "other-"  # and with a number, models that are not on the line: early states of the student, another average
 RIGHT = "right"  # the group of its reply that holds the counts
 

@@ -4,6 +4,9 @@ Distillation may cost accuracy if the pool is unlike the clients' data. So a jud
 of them is *delivered*: evaluated, and saved at the end. The next round starts from the *carried* point, which may be another one:
 a student that loses a percentage point now often gains several in later rounds.
 
+A model that moves a long way in every round is often worse than the mean of its last states. So the judge also compares points
+averaged with the models that the rounds before carried on; such a mean may be delivered, and is never carried on.
+
 Samples that clients hold out for their verdicts are lost to training. So in the last round clients train on all of their samples,
 nobody judges, and the point is one that every one of the last judged rounds found better than the average, if there is any.
 """
@@ -11,6 +14,7 @@ nobody judges, and the point is one that every one of the last judged rounds fou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
@@ -25,6 +29,8 @@ from fedstill.fusion.merges import weighted_sum
 __all__ = [
     "Judge",
     "Line",
+    "Past",
+    "averaged",
     "candidates",
     "carried_point",
     "cautious_scores",
@@ -48,8 +54,12 @@ class Line(Part):
     (``clients.validation``), ``pool`` by agreement with the ensemble on samples held out of the pool, or ``none``. ``auto`` asks
     the server if it has labelled data, and the clients otherwise, unless they hold nothing out; with ``privacy.sample`` it asks
     the pool instead of the clients. Test data never judge."""
-    points: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=2)] = [0.0, 0.25, 0.5, 0.75, 1.0]
+    points: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=2)] = [0.0, 0.5, 1.0]
     """The points to compare: 0 is the average, 1 the student. Clients receive the two ends and compute the others."""
+    past: Annotated[int, Field(ge=0)] = 1
+    """The number of rounds before this one whose carried models are averaged with every point up to ``reach``; these means are
+    judged too, and the best may be delivered. Their mean is one more model to send to every judging client. 0 compares the points
+    of this round alone."""
     snapshots: Annotated[int, Field(ge=0)] = 0
     """Number of early states of the student to judge as well, evenly spread over its steps; the best may be delivered. Each is
     one more model to send to every judging client."""
@@ -125,9 +135,33 @@ def point(average: State, student: State, t: float) -> State:
     return weighted_sum([average, student], [1 - t, t])
 
 
-def candidates(average: State, student: State, points: Sequence[float], others: Sequence[State] = ()) -> Iterator[State]:
-    """The models to judge, in order: the points of the line, then models that are not on it."""
+@dataclass(frozen=True)
+class Past:
+    """The mean of the models that the last rounds carried on, the number of these rounds, and the points to average with it."""
+
+    mean: State
+    rounds: int
+    points: Sequence[float]
+
+
+def averaged(model: State, past: Past) -> State:
+    """The mean of this round's model and of those that the rounds before carried on, each counting the same.
+
+    >>> import torch
+    >>> averaged({"w": torch.tensor([6.0])}, Past({"w": torch.tensor([3.0])}, rounds=2, points=[0.0]))["w"].item()
+    4.0
+    """
+    share = 1 / (past.rounds + 1)
+    return weighted_sum([model, past.mean], [share, 1 - share])
+
+
+def candidates(
+    average: State, student: State, points: Sequence[float], past: Past | None = None, others: Sequence[State] = ()
+) -> Iterator[State]:
+    """The models to judge, in order: the points of the line, points averaged with the rounds before, then others."""
     yield from (point(average, student, t) for t in points)
+    if past is not None:
+        yield from (averaged(point(average, student, t), past) for t in past.points)
     yield from others
 
 

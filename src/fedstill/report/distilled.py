@@ -167,13 +167,15 @@ def line_data(lines: Sequence[Line]) -> dict[str, Any] | None:
         "prototypes": {
             name: {
                 "scores": [_scores(line, name, points) for line in having],
-                "delivered": [None if name in _early(line) else line["line"]["delivered"].get(name) for line in having],
+                "delivered": [None if _elsewhere(line, name) else line["line"]["delivered"].get(name) for line in having],
+                "averaged": [_averaged(line, name) for line in having],
                 "carried": [line["line"]["carried"].get(name) for line in having],
             }
             for name in prototypes
         },
         "scored": any(judges(line) for line in having),
-        "early": sum(len(_early(line)) for line in having),
+        "early": sum(_early(line, name) for line in having for name in prototypes),
+        "averaged": sum(_averaged(line, name) is not None for line in having for name in prototypes),
         "faults": sum(len(line["line"].get("faults", {})) for line in having),
         "unjudged": _unjudged(having),
     }
@@ -197,9 +199,20 @@ def _rounds(numbers: Sequence[int]) -> str:
     return f"round {numbers[0]}" if len(numbers) == 1 else f"rounds {numbers[0]} to {numbers[-1]}"
 
 
-def _early(line: Line) -> list[str]:
-    """The prototypes for which an early snapshot of the student was delivered, which is not a point of the line."""
-    return [name for name, found in line["line"].get("snapshots", {}).items() if found["delivered"] is not None]
+def _early(line: Line, name: str) -> bool:
+    """Whether an early snapshot of the prototype's student was delivered, which is not a point of the line."""
+    found = line["line"].get("snapshots", {}).get(name, {})
+    return found.get("delivered") is not None
+
+
+def _averaged(line: Line, name: str) -> float | None:
+    """The point that was delivered averaged with the rounds before, if one was."""
+    found: float | None = line["line"].get("past", {}).get(name, {}).get("delivered")
+    return None if _early(line, name) else found
+
+
+def _elsewhere(line: Line, name: str) -> bool:
+    return _early(line, name) or _averaged(line, name) is not None
 
 
 def _scores(line: Line, name: str, points: Sequence[float]) -> list[float] | None:

@@ -173,6 +173,11 @@ def _judged(found: Any) -> dict[str, Any] | None:
             for name, early in by_name("snapshots").items()
             if isinstance(early, dict)
         },
+        "past": {
+            name: {"delivered": share(mean.get("delivered")), "rounds": int(number(mean.get("rounds")) or 0)}
+            for name, mean in by_name("past").items()
+            if isinstance(mean, dict)
+        },
         "faults": {name: str(reason) for name, reason in by_name("faults").items()},
     } | ({"judged_in": judged_in} if "judged_in" in found else {})  # by earlier verdicts: clients trained on all their samples
 

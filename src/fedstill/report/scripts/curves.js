@@ -122,7 +122,7 @@ function signed(points) {
 
 // Down: from the average (0) to the student (1); across: rounds; the colour is the judge's score of each point.
 function judgedLine(line, name, colours) {
-  const { scores, delivered, carried } = line.prototypes[name];
+  const { scores, delivered, averaged, carried } = line.prototypes[name];
   const gain = line.points.map((_, i) => scores.map((s) => (s ? 100 * (s[i] - s[0]) : null)));
   const most = Math.max(1, ...known(gain.flat()).map(Math.abs));
   const few = line.round.length <= 40;
@@ -143,12 +143,13 @@ function judgedLine(line, name, colours) {
       ...(known(gain.flat()).length ? [map] : []),
       taken(carried, "carried on", "diamond-open", colours.text, "dot"),
       taken(delivered, "delivered", "circle", colours.text, "solid"),
+      ...(known(averaged).length ? [{ ...taken(averaged, "delivered, averaged with rounds before", "circle-x-open", colours.text, "solid"), mode: "markers" }] : []),
     ],
     height: 280,
     numbers: {
-      head: ["round", ...line.points.map((t) => `score at ${t}`), "delivered", "carried on"],
+      head: ["round", ...line.points.map((t) => `score at ${t}`), "delivered", "averaged", "carried on"],
       rows: line.round.map((r, i) => [
-        r, ...line.points.map((_, p) => (scores[i] ? scores[i][p] : "")), delivered[i], carried[i],
+        r, ...line.points.map((_, p) => (scores[i] ? scores[i][p] : "")), delivered[i], averaged[i], carried[i],
       ]),
     },
     layout: layout(colours, {

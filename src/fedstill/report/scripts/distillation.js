@@ -39,12 +39,15 @@ function drawLine() {
     const title = all.length > 1 ? `${run.name}, ${name}` : run.name;
     const who = JUDGES[run.line.judge] ?? `Judged by '${run.line.judge}'`;
     const early = run.line.early ? ` An early state of the student was delivered ${run.line.early} times instead.` : "";
+    const means = known(run.line.prototypes[name].averaged).length;
+    const averaged = means ? ` In ${means} more, a point averaged with the rounds before was delivered.` : "";
     const unjudged = run.line.unjudged ? `${run.line.unjudged} ` : "";
     const faults = run.line.faults ? ` ${run.line.faults} verdicts could not be used.` : "";
     return {
       key: title, title, harm: false, label: `the point taken in each round, ${title}`,
       text: `${who}. ${unjudged}Delivered: t = ${fixed(mean(taken) ?? 0, 2)} on average, the average itself in ${average} and the `
-        + `student in ${student} of ${taken.length} rounds. Carried on: t = ${fixed(mean(known(carried)) ?? 0, 2)}.${early}${faults}`,
+        + `student in ${student} of ${taken.length} rounds.${averaged} Carried on: t = ${fixed(mean(known(carried)) ?? 0, 2)}.`
+        + `${early}${faults}`,
       figure: () => judgedLine(run.line, name, colours()),
     };
   })));
