@@ -21,14 +21,17 @@ def test_every_row_is_a_valid_run_and_only_judged_ones_have_a_line(tmp_path: Pat
 
     monkeypatch.setattr(never_hurts, "runs_of", ran)
     cells = never_hurts.never_hurts(Plan(tmp_path, tmp_path))
-    assert len(cells) == len(found) == 4 * 9 + 4 * 15 + 13 + 2 * 13 + 2 * 5 + 4 * 13
+    columns = 15
+    assert len(cells) == len(found) + columns == 4 * 11 + 4 * 16 + 15 + 2 * 15 + 2 * 5 + 4 * 15
     for cell in cells:
-        assert cell.ours == (0.4,) if cell.row.startswith("FedAvg held out") else (0.5,)
+        assert cell.ours == ((0.4,) if cell.row.startswith("FedAvg held out") else (0.5,))
     for name, config in found.items():
         line = config.algorithm.get("line")
         if "fedavg-held-out" in name:  # FedAvg, whose clients hold samples out: no student is carried on
             assert line["carry"] == 0.0
             assert line["full_rounds"] == name.endswith("until-the-last-round")
+            assert config.algorithm["distillation"]["steps"] == 1
+            assert config.algorithm["distillation"]["optimizer"]["lr"] < 1e-9
             continue
         assert bool(line) == name.endswith("-judged"), name
         if name.endswith("-judged") and not name.endswith(("dafkd-judged", "fedftg-judged")):

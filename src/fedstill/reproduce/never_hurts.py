@@ -40,12 +40,15 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 }
 GENERATING = ("DaFKD", "FedFTG")  # they generate their samples, which are images only
 
-# FedAvg whose clients hold out a tenth for a judge who decides nothing: what FedDF averages if no student is carried on. The
-# first never trains on that tenth, the second in the last round.
+# FedAvg whose clients hold out a tenth for a judge: what FedDF averages if no student is carried on. The student is the average
+# itself, so that the judge compares the average with its mean over two rounds ("FedAvg judged"); nothing is distilled. The first
+# never trains on that tenth, the second in the last round.
+NOTHING = {"steps": 1, "optimizer": {"name": "sgd", "lr": 1e-12}}
 AVERAGES: dict[str, dict[str, Any]] = {
-    name: {"name": "feddf", "distillation": {"steps": 1}, "line": {"carry": 0.0, "full_rounds": full}}
+    name: {"name": "feddf", "distillation": NOTHING, "line": {"carry": 0.0, "points": [0.0, 1.0], "full_rounds": full}}
     for name, full in (("FedAvg held out", 0), ("FedAvg held out until the last round", 1))
 }
+JUDGED = "FedAvg judged"  # the same runs as "FedAvg held out"
 
 # What might carry more of the ensemble over, one change at a time (the judged row is without any of them)
 MEANS: dict[str, dict[str, Any]] = {
@@ -115,8 +118,8 @@ def never_hurts(plan: Plan) -> Sequence[Cell]:
         if not plan.wants_column(column):
             continue
         rows: dict[str, dict[str, Any]] = {"FedAvg": {"name": "fedavg"}}
-        if column.startswith("digits"):
-            rows |= AVERAGES
+        if not column.startswith("false verdicts"):
+            rows |= AVERAGES if column.startswith("digits") else {"FedAvg held out": AVERAGES["FedAvg held out"]}
         for title, options in SYSTEMS.items():
             if title in GENERATING and column.startswith("pacs160"):
                 continue
@@ -125,12 +128,15 @@ def never_hurts(plan: Plan) -> Sequence[Cell]:
             rows[title] = {**options, "line": False}
             rows[f"{title} judged"] = judged(title, size)
         for row, options in rows.items():
-            if plan.wants(row):
-                if column == "demo":
-                    options = demo_options(options)
-                runs = runs_of(plan, folder_of(column, row), laid_over(tree, {"algorithm": options}))
+            if plan.wants(row) or (row == "FedAvg held out" and plan.wants(JUDGED)):
+                told = {"algorithm": demo_options(options) if column == "demo" else options}
+                if column == "demo" and row in AVERAGES:  # the preset's own settings for a system win over all others
+                    told["for"] = {options["name"]: {"algorithm": {k: v for k, v in options.items() if k != "name"}}}
+                runs = runs_of(plan, folder_of(column, row), laid_over(tree, told))
                 found = [run.history[-1]["merged_accuracy"] if row in AVERAGES else run.summary["final_accuracy"] for run in runs]
                 cells.append(cell("never-hurts", row, column, found))
+                if row == "FedAvg held out":
+                    cells.append(cell("never-hurts", JUDGED, column, [run.summary["final_accuracy"] for run in runs]))
     return cells
 
 
