@@ -13,6 +13,7 @@ from typing import Any
 
 from fedstill.core.nested import laid_over
 from fedstill.reproduce import Cell, Plan, cell, runs_of
+from fedstill.reproduce.figures import Curve, draw
 from fedstill.run.configuration import tree_in
 
 __all__ = ["PHOTOS", "SYSTEMS", "ablations", "columns", "frozen_photos", "local_training", "never_hurts"]
@@ -112,8 +113,8 @@ def judged(title: str, size: int) -> dict[str, Any]:
 
 
 def never_hurts(plan: Plan) -> Sequence[Cell]:
-    """FedAvg, and two rows per system."""
-    cells = []
+    """FedAvg, and two rows per system; the figure has the rounds of FedAvg and of the judged rows, as the mean over pools."""
+    cells, curves = [], list[Curve]()
     for column, tree, size in columns(plan):
         if not plan.wants_column(column):
             continue
@@ -136,8 +137,32 @@ def never_hurts(plan: Plan) -> Sequence[Cell]:
                 found = [run.history[-1]["merged_accuracy"] if row in AVERAGES else run.summary["final_accuracy"] for run in runs]
                 cells.append(cell("never-hurts", row, column, found))
                 if row == "FedAvg held out":
-                    cells.append(cell("never-hurts", JUDGED, column, [run.summary["final_accuracy"] for run in runs]))
+                    row = JUDGED
+                    cells.append(cell("never-hurts", row, column, [run.summary["final_accuracy"] for run in runs]))
+                if row == "FedAvg" or row.endswith(" judged"):
+                    curves.append((panel_of(column), row, "", [run.history for run in runs]))
+    if curves and not plan.rehearsing:
+        panels = list(dict.fromkeys(panel for panel, *_ in curves))
+        draw(plan.out / "never-hurts.png", {"kind": "curves", "y": "accuracy on the domains"}, cells, pooled(curves), panels)
     return cells
+
+
+def panel_of(column: str) -> str:
+    """The columns that differ only in their pool share a panel.
+
+    >>> panel_of("digits svhn"), panel_of("mnist alpha 0.1"), panel_of("demo")
+    ('digits', 'mnist alpha 0.1', 'demo')
+    """
+    first = column.split(" ")[0]
+    return first if first in ("digits", "pacs64", "pacs160") else column
+
+
+def pooled(curves: Sequence[Curve]) -> list[Curve]:
+    """One curve for each row of a panel, with the histories of all of its columns."""
+    found: dict[tuple[str, str], list[Any]] = {}
+    for panel, row, _, histories in curves:
+        found.setdefault((panel, row), []).extend(histories)
+    return [(panel, row, "", histories) for (panel, row), histories in found.items()]
 
 
 def demo_options(options: dict[str, Any]) -> dict[str, Any]:
