@@ -17,7 +17,7 @@ from fedstill.fusion.ensemble import Table
 from fedstill.fusion.merges import weighted_sum
 from fedstill.models.predict import predict_logits
 from fedstill.run.loop import run
-from fedstill.run.screening import screened
+from fedstill.run.screening import screening
 from fedstill.task import Task
 
 STEPS = {"steps": 8, "batch_size": 16}
@@ -178,7 +178,7 @@ def test_where_statistics_stay_with_clients_teachers_get_those_of_the_pool(tiny,
     for client in task.clients:
         instructed = algorithm.instruct(server, client, Round(1, 2, 0))
         sent = client_turn(algorithm, client, 1, "train", instructed, Memory(tmp_path))
-        reply, problem = screened(algorithm, server, "train", Outcome(client, lambda sent=sent: sent))
+        reply, problem = screening(algorithm, server, "train")(Outcome(client, lambda sent=sent: sent))
         assert reply is not None, problem
         replies.append(reply)
     assert "body.2.running_mean" not in replies[0].message.group("model")

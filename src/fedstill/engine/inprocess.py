@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedstill.engine.memory import Memory
 from fedstill.engine.spool import Spool
 from fedstill.engine.training import Training
 from fedstill.engine.turn import client_turn
+from fedstill.engine.waiting import Job, Paces
 from fedstill.engine.workers import Worker, WorkerSettings
 
 __all__ = ["InProcess"]
@@ -39,14 +41,17 @@ class InProcess:
                 worker.start()
         self.jobs = WorkerJobs(self.workers) if self.workers else None
         self._training: Training | None = None
+        self._paces = Paces()
+        self._numbers = count()
         algorithm.task.jobs = self.jobs
 
     def exchange(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
         """See :class:`fedstill.engine.exchange.Engine`. Clients in worker processes train from this call on."""
-        self.spool.begin(round)
         if self.jobs is None:
+            self.spool.begin(round)
             return self._exchange_here(round, phase, messages)
-        self._training = Training(self.jobs, self._written(round, phase, messages), self.timeout)
+        self._training = Training(self.jobs, self._written(round, phase, messages), self.timeout, self._paces)
+        self.spool.begin(round)
         return self._training.outcomes()
 
     def _exchange_here(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> Iterator[Outcome]:
@@ -59,19 +64,32 @@ class InProcess:
                 continue
             yield Outcome(client, self.spool.keep(round, phase, client, reply), nbytes=reply.nbytes)
 
-    def _written(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> list[dict[str, Any]]:
+    def _written(self, round: int, phase: str, messages: Sequence[tuple[str, Message]]) -> list[Job]:
         """The messages as files, and what to tell a worker about each."""
         sent: dict[Any, Path] = {}
-        jobs = []
-        for number, (client, message) in enumerate(messages):
+        jobs: list[Job] = []
+        for client, message in messages:
             # most algorithms send every client the same tensors: one file serves them all
             key = (tuple((n, t.data_ptr(), t.shape) for n, t in message.tensors.items()), tuple(message.values.items()))
             if key not in sent:
-                sent[key] = self.spool.folder / f"{round}-message-{phase}-{number}.safetensors"
+                # no name is used twice: workers keep the last one
+                sent[key] = self.spool.folder / f"{round}-message-{next(self._numbers)}.safetensors"
                 with naming(sent[key]):
                     message.write(sent[key])
-            reply = self.spool.path(round, phase, client)
-            jobs.append({"client": client, "round": round, "phase": phase, "message": str(sent[key]), "reply": str(reply)})
+            info = self.algorithm.task.clients[client]
+            kind = f"{phase} {info.prototype}"
+            jobs.append(
+                {
+                    "client": client,
+                    "round": round,
+                    "phase": phase,
+                    "message": str(sent[key]),
+                    "reply": str(self.spool.path(round, phase, client)),
+                    "kind": kind,
+                    "samples": info.samples,
+                    "cost": self._paces.cost(kind, info.samples),
+                }
+            )
         return jobs
 
     def _tell(self, client: str, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import OrderedDict
@@ -73,6 +74,12 @@ class WorkerJobs:
         with self._changed:
             self._changed.wait_for(lambda: not self._without)
         return self._idle.get()
+
+    def lend_now(self) -> Worker | None:
+        """As :meth:`lend`, but None if that would have to wait."""
+        with self._changed, contextlib.suppress(queue.Empty):
+            return self._idle.get_nowait() if not self._without else None
+        return None
 
     def give_back(self, worker: Worker) -> None:
         """It can have jobs again."""

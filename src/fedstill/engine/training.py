@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from fedstill.engine.exchange import Outcome
 from fedstill.engine.jobs import WorkerJobs
+from fedstill.engine.waiting import Job, Paces, Waiting
 from fedstill.engine.workers import Worker
 
 __all__ = ["Training"]
@@ -19,29 +18,46 @@ __all__ = ["Training"]
 class Training:
     """The clients of one exchange at work. ``timeout`` counts from the start of the first of them."""
 
-    def __init__(self, lender: WorkerJobs, jobs: Sequence[dict[str, Any]], timeout: float | None):
+    def __init__(self, lender: WorkerJobs, jobs: Sequence[Job], timeout: float | None, paces: Paces):
         self.timeout = timeout
         self._lender = lender
-        self._jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        for job in jobs:
-            self._jobs.put(job)
+        self._paces = paces
+        self._jobs = Waiting(jobs, lender.processes)
         self._waiting = [str(job["client"]) for job in jobs]
         self._results: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._begun = threading.Event()
         self._since = 0.0
         self._at_work: list[Worker] = []
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(lender.processes)]
+        # idle workers begin before the caller goes on: its work would keep the threads from sending them their first jobs
+        first = [self._first() for _ in range(lender.processes)]
+        self._threads = [threading.Thread(target=self._work, args=given, daemon=True) for given in first]
         for thread in self._threads:
             thread.start()
 
-    def _work(self) -> None:
-        worker = self._lender.lend()
+    def _first(self) -> tuple[Worker | None, Job | None]:
+        worker = self._lender.lend_now()
+        if worker is None:
+            return None, None
+        self._begin()
+        job = self._jobs.take()
+        if job is not None:
+            worker.send(job)
+        return worker, job
+
+    def _begin(self) -> None:
         if not self._begun.is_set():
             self._since = time.monotonic()
             self._begun.set()
+
+    def _work(self, worker: Worker | None, job: Job | None) -> None:
+        if worker is None:
+            worker = self._lender.lend()
+            self._begin()
         self._at_work.append(worker)
         try:
-            worker.work(self._jobs, self._results)
+            if job is None and (job := self._jobs.take()) is not None:
+                worker.send(job)
+            worker.work(job, self._jobs, self._results, self._paces)
         finally:
             self._at_work.remove(worker)
             self._lender.give_back(worker)
@@ -67,9 +83,7 @@ class Training:
         """End the exchange. If some clients have not answered, no further ones begin, and those at work are killed."""
         unread = bool(self._waiting)
         if unread:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    self._jobs.get_nowait()
+            self._jobs.close()
         for thread in self._threads:
             while unread and thread.is_alive():
                 for worker in list(self._at_work):

@@ -22,6 +22,7 @@ from fedstill.core.registry import plugged_modules
 from fedstill.engine.exchange import Outcome
 from fedstill.engine.prepared import Process, forked, surroundings
 from fedstill.engine.spool import Spool
+from fedstill.engine.waiting import Job, Paces, Waiting
 
 __all__ = ["Worker", "WorkerSettings"]
 
@@ -69,35 +70,44 @@ class Worker:
         process.stdin.flush()
         return process
 
-    def work(self, jobs: queue.SimpleQueue[dict[str, Any]], results: queue.SimpleQueue[Outcome]) -> None:
-        """Take jobs until none is left; every job taken gives exactly one result.
+    def work(self, job: Job | None, waiting: Waiting, results: queue.SimpleQueue[Outcome], paces: Paces) -> None:
+        """Go on from a job that was sent, and take others until none is left; each gives exactly one result.
 
-        The next job is sent before the last result is handed over, so that the process never waits for the loop.
+        The next job is sent before the last result is handed over, and most of them while the last one is still at work, so that
+        the process never waits for the loop.
         """
-        job = self._send(jobs)
         while job is not None:
+            following = waiting.ahead(job)
+            if following is not None:
+                self._write(following)
             answer = self._receive()
-            following = self._send(jobs)
+            if following is not None and answer.get("ended"):  # the process has not begun what it had got ahead
+                waiting.give_back(following)
+                following = None
+            if following is None and (following := waiting.take()) is not None:
+                self.send(following)
+            if "seconds" in answer:
+                paces.note(job["kind"], job["samples"], answer["seconds"])
             results.put(self._outcome(job, answer))
             job = following
 
-    def _send(self, jobs: queue.SimpleQueue[dict[str, Any]]) -> dict[str, Any] | None:
-        try:
-            job = jobs.get_nowait()
-        except queue.Empty:
-            return None
+    def send(self, job: Job) -> None:
+        """Give the process a job, and start one if none is alive."""
         with contextlib.suppress(OSError):  # a process that cannot start or has died sends no answer, which is reported
-            stdin = self.start().stdin
-            assert stdin is not None
-            stdin.write(json.dumps(job).encode() + b"\n")
-            stdin.flush()
-        return job
+            self.start()
+            self._write(job)
 
-    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
+    def _write(self, job: Job) -> None:
+        if self.process is None:
+            return
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):  # as above
+            self.process.stdin.write(json.dumps(job).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def ask(self, job: Job) -> dict[str, Any]:
         """The answer to one job."""
-        one: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        one.put(job)
-        self._send(one)
+        self.send(job)
         return self._receive()
 
     def _receive(self) -> dict[str, Any]:
@@ -122,7 +132,7 @@ class Worker:
                     pipe.close()
         self.process = None
 
-    def _outcome(self, job: dict[str, Any], answer: dict[str, Any]) -> Outcome:
+    def _outcome(self, job: Job, answer: dict[str, Any]) -> Outcome:
         if "error" in answer:
             return Outcome(job["client"], reason=answer["error"])
         return Outcome(job["client"], self.spool.reader(Path(job["reply"])), nbytes=answer["nbytes"])

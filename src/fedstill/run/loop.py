@@ -33,7 +33,7 @@ from fedstill.run.history import Dropped, Line
 from fedstill.run.judging import Settled, delivered, settle
 from fedstill.run.listener import Listener, Listeners
 from fedstill.run.result import Result
-from fedstill.run.screening import screened
+from fedstill.run.screening import screening
 from fedstill.run.sent import add_items
 from fedstill.task import Task
 
@@ -269,10 +269,11 @@ def _round(
         outcomes = engine.exchange(context.number, phase, messages)
         # clients train meanwhile, but that time is the last round's: the seconds of all rounds add up to what passed
         seconds["train"] -= before.finish()
+        screened = screening(algorithm, server, phase)
         for outcome in outcomes:
             up += outcome.nbytes
             _note(algorithm, outcome, heard)
-            reply, reason = screened(algorithm, server, phase, outcome)
+            reply, reason = screened(outcome)
             if reply is not None:
                 found[outcome.client] = reply
                 message = reply.message
