@@ -33,12 +33,16 @@ def test_images_have_the_shape_and_the_normalised_range(kind, shape):
     [
         # FC 100-4096 and 10-4096 with bias, convs 128-128, 128-64, 64-3 with bias, BN 128, 128, 64
         ("conditional", 413_696 + 45_056 + 147_584 + 73_792 + 1_731 + 640),
+        # the same with a quarter of the maps: 1024 instead of 4096, convs 32-32, 32-16, 16-3
+        ("conditional-16", 103_424 + 11_264 + 9_248 + 4_624 + 435 + 160),
         # kernels 16 * (100*256 + 256*128 + 128*64 + 64*3), BN 256, 128, 64
         ("dcgan", 1_068_032 + 896),
     ],
 )
 def test_counts_at_32_pixels(kind, parameters):
-    net = build_generator(kind, classes=10, shape=(3, 32, 32))
+    kind, _, width = kind.partition("-")
+    net = build_generator(kind, classes=10, shape=(3, 32, 32), **({"width": int(width)} if width else {}))
+    assert net.sample(2, stream())[0].shape == (2, 3, 32, 32)
     assert sum(p.numel() for p in net.parameters()) == parameters
 
 
