@@ -294,6 +294,17 @@ def test_a_mean_with_the_rounds_before_is_judged_and_delivered_if_it_is_best(tin
                 assert torch.allclose(taken[number][key].double(), mean, atol=1e-6)
 
 
+@pytest.mark.parametrize("system", ["dafkd", "fedftg", "fedbe"])
+def test_systems_that_make_their_state_anew_have_a_past_too(tiny: Any, tmp_path: Path, system: str) -> None:
+    config = tree(None, rounds=2)
+    config["algorithm"] = {"name": system}
+    if system != "fedftg":
+        config["algorithm"]["distillation"] = DISTIL
+    if system != "fedbe":
+        config["algorithm"]["generator"] = {"kind": "mlp-conditional", "noise_dim": 8}
+    assert run(tiny(**config), tmp_path).history[1]["line"]["past"]["mlp"]["rounds"] == 2
+
+
 def test_a_mean_replaces_the_points_only_where_it_is_better(tiny: Any, tmp_path: Path) -> None:
     """The average knows nothing, the student everything: hand-made weights whose mean with the round before is known."""
     ends = Ends({"w": torch.zeros(1)}, {"w": torch.ones(1)})

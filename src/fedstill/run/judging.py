@@ -51,17 +51,20 @@ def delivered(server: Server) -> Server:
     return replace(server, models={**server.models, **found}) if found else server
 
 
-def settle(algorithm: Algorithm, engine: Engine, server: Server, clients: Sequence[str], round: Round) -> Settled:
-    """Choose the points of this round, note them, and put them into the server's state."""
+def settle(
+    algorithm: Algorithm, engine: Engine, server: Server, clients: Sequence[str], round: Round, before: Server | None = None
+) -> Settled:
+    """Choose the points of this round, note them, and put them into the server's state. ``before`` is the state at the start of
+    the round, if it is not known that the system kept all parts of it."""
     line = line_of(algorithm)
     if line is None:
         return Settled(_without(server))
-    config = algorithm.task.config
+    config, server = algorithm.task.config, _with_carried(server, before if before is not None else server)
     judge, full = judge_of(line, config), is_full(line, config, round.number)
     keeps = line.past if judge != "none" else 0
     if not round.ends:
-        return Settled(_with_carried(_without(server), keeps))
-    past = {name: before for name in round.ends if (before := _past(server, name, line)) is not None} if keeps else {}
+        return Settled(_carried_on(_without(server), keeps))
+    past = {name: mean for name in round.ends if (mean := _past(server, name, line)) is not None} if keeps else {}
     done = Settled(server)
     models, parts, values = dict(server.models), _without(server).parts, dict(server.values)
     notes: dict[str, Any] = {"judge": judge, "points": list(line.points), "scores": {}, "delivered": {}, "carried": {}}
@@ -76,7 +79,7 @@ def settle(algorithm: Algorithm, engine: Engine, server: Server, clients: Sequen
     if done.faults:
         notes["faults"] = done.faults
     round.note(line=notes)
-    done.server = _with_carried(Server(models, parts, values), keeps)
+    done.server = _carried_on(Server(models, parts, values), keeps)
     return done
 
 
@@ -133,7 +136,13 @@ def _past(server: Server, name: str, line: Line) -> Past | None:
     return Past(mean, len(kept), [t for t in line.points if t <= line.reach])
 
 
-def _with_carried(server: Server, count: int) -> Server:
+def _with_carried(server: Server, before: Server) -> Server:
+    """The state with the models that the rounds before carried on, as ``before`` has them."""
+    parts = {name: state for name, state in server.parts.items() if not name.startswith(CARRIED)}
+    return replace(server, parts={**parts, **{n: state for n, state in before.parts.items() if n.startswith(CARRIED)}})
+
+
+def _carried_on(server: Server, count: int) -> Server:
     """The state with the models that this round carries on before those of the rounds before, at most ``count`` of each."""
     parts = {name: state for name, state in server.parts.items() if not name.startswith(CARRIED)}
     for name, model in server.models.items():

@@ -259,7 +259,7 @@ def _round(
     dropped: list[Dropped] = []
     sent: dict[str, int] = {}
     spent: dict[str, float] = {}  # by client, where each keeps a privacy ledger
-    present = list(chosen)
+    present, began = list(chosen), server
     for phase in algorithm.phases(context.number):
         context.phase = phase
         clock = time.perf_counter()
@@ -305,7 +305,7 @@ def _round(
         seconds["fuse"] += took - measured
         seconds["evaluate"] += measured
     clock = time.perf_counter()
-    settled = settle(algorithm, engine, server, present, context) if present else Settled(server)
+    settled = settle(algorithm, engine, server, present, context, began) if present else Settled(server)
     server, down, up = settled.server, down + settled.bytes_down, up + settled.bytes_up
     if context.ends:
         seconds["judge"] = time.perf_counter() - clock
