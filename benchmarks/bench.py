@@ -65,12 +65,13 @@ class Benchmark:
     needs: tuple[str, ...] = ()  # packages
     data: str | None = None  # what of the data folder it takes; "" for all of it
     required: bool = False  # whether it cannot do without
+    rivals: tuple[str, ...] = ()  # packages that it measures beside ours where they are installed
 
 
 BENCHMARKS = {
     "decoding": Benchmark(data=""),
     "startup": Benchmark(),
-    "fedavg": Benchmark(("--only", "mnist-cnn"), data=""),
+    "fedavg": Benchmark(("--only", "mnist-cnn"), data="", rivals=("pfl",)),
     "fusion": Benchmark(("--quick",)),
     "fuse_memory": Benchmark(),
     "many_clients": Benchmark(),
@@ -102,6 +103,10 @@ def measure(names: Sequence[str], data: Path | None, smoke: bool, out: Path | No
             found.left_out[name] = f"it needs --data with {one.data}"
         else:
             found.rows += _one(name, one, place, smoke)
+            for package in one.rivals:
+                found.left_out.pop(package, None)
+                if find_spec(package) is None:
+                    found.left_out[package] = f"it is not installed ({name} measures it)"
         if name in found.left_out:
             print(f"{name} is left out: {found.left_out[name]}", flush=True)
         if out is not None:

@@ -5,6 +5,7 @@
 
 Both are warmed up (the first optimiser of a process imports half of torch), take turns, and the median counts. The floor that
 the machine sets for so many workers is measured too: as many bare loops side by side, one thread and a share of the rounds each.
+Where the package ``pfl`` is installed, pfl-research takes its turns as well (pfl_research.py).
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import multiprocessing
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from bench import Row, finish
+from pfl_research import PflResearch
 from torch.nn import functional as F
 
 from fedstill.algorithms import create
@@ -154,6 +157,16 @@ def measure(name: str, config: Config, cores: int, repeat: int) -> list[Row]:
             ours.run()
         floor = Floor(config, cores)
         stack.callback(floor.close)
+        theirs: dict[str, PflResearch] = {}
+        if find_spec("pfl") is not None:
+            several = "1 process" if cores == 1 else f"{cores} processes"
+            theirs = {
+                f"one process, {cores} threads": PflResearch(config, 1, cores),
+                f"{several}, 1 thread each": PflResearch(config, cores, 1),
+            }
+            for rival in theirs.values():
+                stack.callback(rival.close)
+        others: dict[str, list[float]] = {kind: [] for kind in theirs}
         times: dict[str, list[float]] = {"bare": [], "floor": [], **{kind: [] for kind in kinds}}
         spent: dict[str, dict[str, float]] = {}
         with threads(cores):
@@ -165,17 +178,28 @@ def measure(name: str, config: Config, cores: int, repeat: int) -> list[Row]:
             for kind, ours in kinds.items():
                 seconds, spent[kind] = ours.run()
                 times[kind].append(seconds)
+            for kind, rival in theirs.items():
+                others[kind].append(rival.run(config.rounds))
     base = median(times["bare"])
     print(f"{name}: bare loop with {cores} threads {base:.2f} s (of {', '.join(f'{t:.2f}' for t in times['bare'])})")
     print(f"  {cores} bare loops side by side, a share of the rounds each: {median(times['floor']) / base:.2f} of it")
     for kind in kinds:
         parts = ", ".join(f"{part} {value:.2f}" for part, value in spent[kind].items())
         print(f"  {kind}: {median(times[kind]) / base:.2f} of it ({median(times[kind]):.2f} s; last run: {parts})", flush=True)
+    for kind, found in others.items():
+        print(f"  pfl-research, {kind}: {median(found) / base:.2f} of it ({median(found):.2f} s)", flush=True)
+    if not others:
+        print("  pfl-research is left out: pfl is not installed")
     several = f"{cores} workers, 1 thread each"
     rows = [Row(f"FedAvg, {kind} ({name})", "bare loop", median(times[kind]) / base) for kind in kinds]
     return [
         *rows,
         Row(f"FedAvg, {several} ({name})", f"{cores} bare loops", median(times[several]) / median(times["floor"]), 1.05),
+        *(Row(f"pfl-research, {kind} ({name})", "bare loop", median(found) / base) for kind, found in others.items()),
+        *(
+            Row(f"FedAvg, {kind} ({name})", f"pfl-research, {other}", median(times[kind]) / median(others[other]), goal)
+            for kind, other, goal in zip(kinds, others, (1.05, 1.0), strict=False)
+        ),
     ]
 
 

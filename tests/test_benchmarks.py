@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-NEEDS = {"flower": ("flwr", "ray")}
+NEEDS = {"flower": ("flwr", "ray"), "pfl_research": ("pfl",)}
 MARKS = {"flower": [pytest.mark.deployment]}  # Ray's processes
 
 
