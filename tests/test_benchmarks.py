@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-NEEDS = {"flower": ("flwr", "ray"), "pfl_research": ("pfl",)}
-MARKS = {"flower": [pytest.mark.deployment]}  # Ray's processes
+NEEDS = {"flower": ("flwr", "ray"), "many_nodes": ("flwr",), "pfl_research": ("pfl",)}
+MARKS = {name: [pytest.mark.deployment] for name in ("flower", "many_nodes")}  # Flower's and Ray's processes
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.message import Message
 from fedstill.engine.flower.client import client_app
 from fedstill.engine.flower.records import QUIET, from_records, to_records
+from fedstill.engine.flower.server import Flower
 from fedstill.run.configuration import configuration
 from fedstill.run.federation import run_on
 from fedstill.run.loop import run
@@ -296,6 +298,50 @@ def test_a_node_that_leaves_is_named_and_may_come_back_as_another(tmp_path):
 def test_what_is_wrong_with_the_nodes_is_one_line(nodes, text, tmp_path):
     with pytest.raises(FedstillError, match=text):
         over(LocalGrid(client_app(), nodes), config("fedavg"), tmp_path, nodes=len(nodes), patience=0.1)
+
+
+class Crowd(LocalGrid):
+    """Counts the messages that are under way at the same time."""
+
+    most = 0
+
+    def push_messages(self, messages):
+        numbers = super().push_messages(messages)
+        self.most = max(self.most, len(self.waiting))
+        return numbers
+
+
+def test_no_more_nodes_work_at_once_than_the_machine_can_bear(tmp_path, caplog):
+    found = []
+    caplog.set_level("INFO", logger="flwr")
+    for at_once, most in ((0, 2), (1, 1)):
+        grid = Crowd(client_app(), shares(0, 1))
+        found.append(
+            run_on(
+                grid,
+                config("fedavg", rounds=1),
+                tmp_path / str(at_once),
+                resume=False,
+                nodes=2,
+                patience=5.0,
+                listeners=[],
+                at_once=at_once,
+            )
+        )
+        assert grid.most == most
+    same(found[0].server.models["mlp"], found[1].server.models["mlp"])
+    assert found[0].history[0]["clients"] == found[1].history[0]["clients"]
+    assert [r.getMessage() for r in caplog.records if "ready" in r.getMessage()][-1] == "2 of 2 nodes are ready"
+
+
+def test_a_silent_node_holds_its_place_only_for_a_while():
+    silent = LocalGrid(client_app(), shares(0, 1), lambda node, message, reply: None if node == 100 else reply)
+    engine = Flower(silent, config("fedavg"), "run", at_once=1)
+    asked = {node: RecordDict({"fedstill": ConfigRecord({"config": "{}"})}) for node in (100, 101)}
+    with contextlib.closing(engine):
+        found = {node: (reply, reason) for node, reply, reason in engine._send(asked, "query", "0", 60.0, 0.1)}
+    assert found[100] == (None, "no reply within 0.1 s")
+    assert found[101][0] is not None
 
 
 def test_two_nodes_of_one_name(tmp_path, caplog):

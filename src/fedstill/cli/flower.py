@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,7 +52,12 @@ def up(
     set_: Set = None,
     out: Annotated[Path, typer.Option(help="The run's folder.")] = Path("runs/flower"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the folder's last checkpoint.")] = False,
-    patience: Annotated[float, typer.Option(help="Seconds to wait for the nodes.")] = 180.0,
+    patience: Annotated[
+        float | None, typer.Option(help="Seconds to wait for the nodes (default: 120, and 20 more for each).")
+    ] = None,
+    at_once: Annotated[
+        int, typer.Option(min=0, help="Nodes that start or compute at the same time (default: three for each core).")
+    ] = 0,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, run a configuration on them, and stop them."""
     # slow: they import torch; optional: needs Flower
@@ -76,16 +82,22 @@ def up(
         Loopback(scratch, tls=tls) as link,
     ):
         console.print(f"SuperLink at {link.address}{' with TLS and node authentication' if tls else ''}", soft_wrap=True)
-        for i, node in enumerate(nodes):
-            link.node(f"node-{i}", {**node, "memory": str(out / "clients" / str(i))})
+        at_once = at_once or 3 * (os.cpu_count() or 1)
+        shown = Slowly()
+        own = {f"node-{i}": {**node, "memory": str(out / "clients" / str(i))} for i, node in enumerate(nodes)}
+        link.nodes(own, min(at_once, len(nodes)), lambda count: shown.say(f"{count} of {len(nodes)} nodes started"))
         console.print(f"{len(nodes)} nodes started; the first round begins when all have introduced themselves")
         folder = write_app(scratch / "app", config)
-        settings = {"out": str(out), "resume": resume, "nodes": len(nodes), "patience": patience}
+        if patience is None:
+            patience = 120.0 + 20.0 * len(nodes)
+        settings = {"out": str(out), "resume": resume, "nodes": len(nodes), "patience": patience, "at_once": at_once}
         before = len(read_history(out / "history.jsonl"))
         run = link.submit(folder, settings)
         done = before
         while True:
             ended = run.poll() is not None
+            if done == before and (ready := link.last("run", r"\d+ of \d+ nodes are ready")) is not None:
+                shown.say(ready)
             for line in read_history(out / "history.jsonl")[done:]:
                 if line["accuracy"] is None and not ended:
                     break  # the nodes report their figures for this round with the next one
@@ -102,6 +114,19 @@ def up(
             raise FedstillError(f"the run failed: {link.problem()} (its log is {log})")
     Shown().finished(read_summary(out / "summary.json"))
     console.print(f"written to {out}", soft_wrap=True)
+
+
+class Slowly:
+    """Prints a line that has changed, but not more often than every few seconds."""
+
+    def __init__(self, every: float = 10.0) -> None:
+        self.every, self.since, self.shown = every, time.monotonic(), ""
+
+    def say(self, text: str) -> None:
+        """Print it, if it is time."""
+        if text != self.shown and time.monotonic() - self.since >= self.every:
+            self.since, self.shown = time.monotonic(), text
+            console.print(text, soft_wrap=True)
 
 
 def _say(line: Line, rounds: int) -> None:

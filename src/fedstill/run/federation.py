@@ -47,15 +47,24 @@ class LogListener(Listener):
 
 
 def run_on(
-    grid: Grid, config: Config, out: Path, *, resume: bool, nodes: int, patience: float, listeners: Sequence[Listener]
+    grid: Grid,
+    config: Config,
+    out: Path,
+    *,
+    resume: bool,
+    nodes: int,
+    patience: float,
+    listeners: Sequence[Listener],
+    at_once: int = 0,
 ) -> Result:
-    """A whole run over a Grid; it writes the same folder as a run in one process."""
+    """A whole run over a Grid; it writes the same folder as a run in one process. At most ``at_once`` nodes are at work at the
+    same time (0: all), for nodes that share a machine."""
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "federation.json"
     before: dict[str, Any] = {"run": uuid.uuid4().hex, "sites": []}
     if resume and kept.exists():
         before = json.loads(kept.read_text())
-    engine = Flower(grid, config, before["run"])
+    engine = Flower(grid, config, before["run"], at_once)
     with contextlib.closing(engine), threads(config.engine.threads):
         # nodes known before an interruption still count: sampling must not change when one is away
         engine.sites = {site.client: site for site in map(Site.from_json, before["sites"])}
@@ -70,7 +79,8 @@ def server_app(config: Path | Config) -> ServerApp:
     """A ServerApp that runs a configuration.
 
     Its run configuration has ``out`` (the run's folder), ``resume``, ``nodes`` (how many to wait for; 0 means as many as the
-    configuration has clients) and ``patience`` (seconds to wait for them).
+    configuration has clients), ``patience`` (seconds to wait for them) and ``at_once`` (how many may be at work at the same time;
+    0 means all).
     """
     app = ServerApp()
 
@@ -85,6 +95,7 @@ def server_app(config: Path | Config) -> ServerApp:
             resume=bool(given.get("resume", False)),
             nodes=int(given.get("nodes", 0)),
             patience=float(given.get("patience", 600)),
+            at_once=int(given.get("at_once", 0)),
             listeners=[LogListener()],
         )
 

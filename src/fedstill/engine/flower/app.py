@@ -62,7 +62,7 @@ def write_app(folder: Path, config: Config, *, nodes: int = 0, out: str = "runs/
                 "app": {
                     "publisher": "fedstill",
                     "components": {"serverapp": "federation.server_app:app", "clientapp": "federation.client_app:app"},
-                    "config": {"out": out, "resume": False, "nodes": nodes, "patience": 600},
+                    "config": {"out": out, "resume": False, "nodes": nodes, "patience": 600, "at_once": 0},
                 }
             },
         },

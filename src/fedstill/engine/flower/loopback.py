@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class Loopback:
         self.tls = tls
         self.address = f"127.0.0.1:{free_port()}"
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.listeners: dict[str, str] = {}  # node -> where its processes find it
         self.keeper: Keeper
         self.environment = {
             **os.environ,
@@ -133,6 +135,7 @@ class Loopback:
     def node(self, name: str, config: Mapping[str, Any], *, registered: bool = True) -> subprocess.Popen[bytes]:
         """Start a SuperNode with a node configuration. With TLS it gets a key, registered unless ``registered`` is false."""
         host, port = "127.0.0.1", free_port()
+        self.listeners[name] = f"{host}:{port}"
         settings = " ".join(f"{key}={_quoted(value)}" for key, value in config.items())
         command = ["flower-supernode", "--superlink", self.address, "--host", host, "--port", str(port)]
         command += ["--node-config", settings]
@@ -148,6 +151,21 @@ class Loopback:
         else:
             command.append("--insecure")
         return self.start(name, command)
+
+    def nodes(self, settings: Mapping[str, Mapping[str, Any]], at_once: int, told: Callable[[int], None]) -> None:
+        """Start a node for each configuration. No more than ``at_once`` of them are still importing at any time: if all did so
+        together, on a small machine none would be there in time. ``told`` hears how many are up."""
+        importing: deque[tuple[str, subprocess.Popen[bytes]]] = deque()
+        for number, (name, config) in enumerate(settings.items()):
+            if len(importing) == at_once:
+                self._await(*importing.popleft())
+                told(number + 1 - at_once)
+            importing.append((name, self.node(name, config)))
+        for name, process in importing:
+            self._await(name, process)
+
+    def _await(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        self._wait(lambda: listening(self.listeners[name]), process, name, 300.0)
 
     # -- running --------------------------------------------------------------------------------------------------------------
 
@@ -167,6 +185,11 @@ class Loopback:
         """Start an app; the process streams its log and ends with it."""
         text = " ".join(f"{key}={_quoted(value)}" for key, value in settings.items())
         return self.start(name, ["flwr", "run", str(app.resolve()), LINK, "--stream", "--run-config", text])
+
+    def last(self, name: str, pattern: str) -> str | None:
+        """The last text in a process's log that fits a pattern."""
+        found = re.findall(pattern, self.log(name).read_text(errors="replace"))
+        return found[-1] if found else None
 
     def problem(self, name: str = "run") -> str:
         """Why a run failed: the last error in its log, in one line."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,12 +37,14 @@ log = logging.getLogger("flwr")
 class Flower:
     """An engine over a Flower ``Grid``. :meth:`meet` the nodes first, then :meth:`serve` an algorithm."""
 
-    def __init__(self, grid: Grid, config: Config, run: str):
+    def __init__(self, grid: Grid, config: Config, run: str, at_once: int = 0):
         self.grid = grid
+        self.at_once = at_once  # how many nodes may be at work at the same time; 0: all of them
         self.config = config
         self.run = run  # identifies this run on the nodes, also after a resume
         self.sites: dict[str, Site] = {}
         self.nodes: dict[str, int] = {}  # client -> its current node
+        self.wanted = 0  # nodes that are waited for
         self.asked: dict[int, str | None] = {}  # node -> why it cannot take part, or None
         self.spool = Spool()
         self.algorithm: Algorithm | None = None
@@ -49,11 +53,13 @@ class Flower:
     def meet(self, wanted: int, patience: float) -> None:
         """Wait until ``wanted`` nodes have described themselves; after ``patience`` seconds, continue with those that have."""
         deadline = time.monotonic() + patience
+        self.wanted = wanted
         while True:
             self._ask(set(self.grid.get_node_ids()), max(1.0, deadline - time.monotonic()), again=True)
             if len(self.nodes) >= wanted or time.monotonic() >= deadline:
                 break
             time.sleep(POLL)
+        self.wanted = 0
         for node, reason in self.asked.items():
             if reason is not None:
                 log.warning("node %s does not take part: %s", node, reason)
@@ -73,7 +79,7 @@ class Flower:
             node: fl.RecordDict({"fedstill": fl.ConfigRecord({"config": text, "plugins": plugged_modules()})})
             for node in strangers
         }
-        for node, reply, reason in self._send(sent, "query", "0", min(timeout, 120.0)):
+        for node, reply, reason in self._send(sent, "query", "0", timeout, min(timeout, 120.0)):
             if reply is not None:
                 try:
                     about = dict(reply["fedstill"].items())
@@ -92,6 +98,8 @@ class Flower:
             return f"'{site.client}' connected after the federation was formed"
         self.sites.setdefault(site.client, site)
         self.nodes[site.client] = node
+        if self.wanted:
+            log.info("%d of %d nodes are ready", len(self.nodes), self.wanted)
         return None
 
     def task(self) -> Task:
@@ -151,22 +159,29 @@ class Flower:
         return Outcome(client, read, nbytes=message.nbytes, accuracy=judged[0], tested=judged[1])
 
     def _send(
-        self, sent: Mapping[int, fl.RecordDict], kind: str, group: str, timeout: float | None
+        self, sent: Mapping[int, fl.RecordDict], kind: str, group: str, timeout: float | None, each: float | None = None
     ) -> Iterator[tuple[int, fl.RecordDict | None, str | None]]:
-        """Send each node its records; yield (node, reply, None) or (node, None, reason), every node once."""
-        waiting: dict[str, int] = {}
-        deadline = None if timeout is None else time.monotonic() + timeout
-        for node, records in sent.items():  # one at a time: a request with every model could be too large
-            message = fl.Message(records, node, kind, group_id=group, ttl=timeout)
-            number = next(iter(self.grid.push_messages([message])), None)
-            if number:
-                waiting[number] = node
-            else:
-                yield node, None, "the SuperLink did not accept its message"
-        while waiting:
-            late = deadline is not None and time.monotonic() >= deadline
+        """Send each node its records; yield (node, reply, None) or (node, None, reason), every node once. At most ``at_once`` of
+        them are at work. ``timeout`` is for all of them together, ``each`` for one from its message on."""
+        left = deque(sent.items())
+        waiting: dict[str, tuple[int, float]] = {}  # message -> its node, and until when that may answer
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while left or waiting:
+            now = time.monotonic()
+            late = now >= deadline
+            while left and not late and (not self.at_once or len(waiting) < self.at_once):
+                node, records = left.popleft()  # one at a time: a request with every model could be too large
+                until = min(deadline, math.inf if each is None else now + each)
+                message = fl.Message(
+                    records, node, kind, group_id=group, ttl=None if until == math.inf else max(1.0, until - now)
+                )
+                number = next(iter(self.grid.push_messages([message])), None)
+                if number:
+                    waiting[number] = node, until
+                else:
+                    yield node, None, "the SuperLink did not accept its message"
             for reply in self.grid.pull_messages(list(waiting)):
-                node = waiting.pop(reply.metadata.reply_to_message_id)
+                node, _ = waiting.pop(reply.metadata.reply_to_message_id)
                 if reply.has_error():
                     yield (
                         node,
@@ -177,9 +192,13 @@ class Flower:
                     yield node, reply.content, None
             if late:
                 break
+            for number, (node, until) in list(waiting.items()):
+                if now >= until:
+                    del waiting[number]
+                    yield node, None, f"{SILENT} {each:g} s"
             if waiting:
                 time.sleep(POLL)
-        for node in waiting.values():
+        for node in [node for node, _ in waiting.values()] + [node for node, _ in left]:
             yield node, None, f"{SILENT} {timeout:g} s"
 
     def close(self) -> None:
