@@ -32,9 +32,12 @@ docs: $(DEV)
 results: $(DEV)
 	$(BIN)/python -m fedstill.reproduce.publish
 
-# Ratios of time and memory, in runs/bench.json: make bench DATA=folder. OLD=file.json also shows what became worse.
+# Ratios of time and memory, in runs/bench.json and docs/results/speed.md: make bench DATA=folder. BASE=tree also compares with
+# an earlier version, PFL=python with pfl-research; OLD=file.json shows what became worse.
 bench: $(DEV)
-	$(BIN)/python benchmarks/bench.py $(if $(DATA),--data $(DATA)) --out runs/bench.json
+	$(BIN)/python benchmarks/bench.py $(if $(DATA),--data $(DATA)) $(if $(BASE),--base $(BASE)) $(if $(PFL),--pfl $(PFL)) \
+		--out runs/bench.json
+	$(BIN)/python benchmarks/bench.py --page runs/bench.json docs/results/speed.md
 	$(if $(OLD),$(BIN)/python benchmarks/bench.py --compare $(OLD) runs/bench.json)
 
 # Wheel and sdist in dist/, checked, installed in fresh environments and tried with `fedstill demo`.

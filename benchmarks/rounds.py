@@ -21,7 +21,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import Row, finish
+
 HERE = Path(__file__).resolve().parent.parent
+GOAL = 0.65
 PROTOTYPES = ["resnet8", "cnn", "resnet20", "cnn-small", "vgg9", "mobilenetv3-small"]
 
 # runs in either tree, so it uses only what both have; numbers to stdout as one line of JSON
@@ -115,14 +118,14 @@ def main() -> None:
     options.add_argument("--tests", type=int, default=1000, help="test samples of a domain")
     options.add_argument("--size", type=int, default=32)
     options.add_argument("--only", choices=["feddf", "fedd3a", "six prototypes"])
-    options.add_argument("--json", type=Path, help="write the figures here too")
+    options.add_argument("--json", type=Path, help="also write the ratios to this file")
     options.add_argument("--smoke", action="store_true", help="see that it runs; the figures mean nothing")
     given = options.parse_args()
     systems = [given.only] if given.only else ["feddf", "fedd3a", "six prototypes"]
     if given.smoke:
         given.repeat, given.rounds, given.limit, given.pool, given.tests, given.size = 1, 2, 24, 12, 8, 16
         given.model, given.workers, systems = "mlp", 1, ["feddf"]
-    figures: dict[str, Any] = {}
+    rows: list[Row] = []
     for system in systems:
         config = configuration(system, given)
         found: dict[str, list[dict[str, Any]]] = {"tree": [], **({"base": []} if given.base else {})}
@@ -133,7 +136,6 @@ def main() -> None:
         load = os.getloadavg()[0]
         parts = ", ".join(f"{k} {v / max(1, given.rounds - 1):.2f}" for k, v in found["tree"][-1]["parts"].items())
         print(f"{system}: {times['tree']:.3f} s a round ({parts}; {median(r['cpu'] for r in found['tree']):.1f} CPU s in all)")
-        figures[system] = {"seconds": times["tree"], "load": load}
         if given.base:
             cpu = median(r["cpu"] for r in found["tree"]) / median(r["cpu"] for r in found["base"])
             same = len({(r["models"], str(r["figures"])) for runs in found.values() for r in runs}) == 1
@@ -141,9 +143,9 @@ def main() -> None:
             parts = ", ".join(f"{k} {v / max(1, given.rounds - 1):.2f}" for k, v in found["base"][-1]["parts"].items())
             print(f"  base {times['base']:.3f} s ({parts}): ratio {ratio:.3f}, of processor time {cpu:.2f}; load {load:.1f}")
             print(f"  models and accuracies are {'the same bit by bit' if same else 'NOT the same'}", flush=True)
-            figures[system] |= {"base": times["base"], "ratio": ratio, "cpu": cpu, "same": same}
-    if given.json:
-        given.json.write_text(json.dumps(figures, indent=1) + "\n")
+            what, note = f"a round of {system}, {given.workers} workers", f"{times['tree']:.1f} s and {times['base']:.1f} s"
+            rows += [Row(what, "base", ratio, GOAL, note), Row(what, "base, processor time", cpu)]
+    finish(rows, given.json)
 
 
 if __name__ == "__main__":
