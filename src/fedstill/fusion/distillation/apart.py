@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from fedstill.algorithm import Round
-from fedstill.core.message import Message, State, clone
+from fedstill.core.message import Message, State, Value, clone
 from fedstill.core.streams import seeded
 from fedstill.data.samples import Samples
 from fedstill.fusion.distillation.distil import Distilled, distil
@@ -35,13 +37,14 @@ def learn_later(
     round: Round,
     snapshots: int,
 ) -> dict[str, Callable[[], Learned]]:
-    """Start every student in a worker process; returns functions that wait for them."""
+    """Start every student in a worker process, those first that took longest before; returns functions that wait for them."""
+    took = _TOOK.setdefault(task, {})
     assert task.jobs is not None
     shared = {"x": samples.x, "targets": table.targets}
     if table.sample_weight is not None:
         shared["sample_weight"] = table.sample_weight
     found: dict[str, Callable[[], Learned]] = {}
-    for name, start in models.items():
+    for name, start in sorted(models.items(), key=lambda item: -took.get(item[0], 0.0)):
         message = Message.of(
             model=start,
             rng={"state": round.rng("distil", name).get_state()},
@@ -51,12 +54,13 @@ def learn_later(
             snapshots=snapshots,
         )
         (wait,) = task.jobs.submit(JOB, message, shared)
-        found[name] = partial(_waited, wait)
+        found[name] = partial(_waited, wait, name, took)
     return found
 
 
 def learnt(task: Task, message: Message, shared: Mapping[str, Tensor]) -> Message:
     """One student, in a worker process."""
+    clock = time.perf_counter()
     name, rng = str(message.values["name"]), torch.Generator()
     rng.set_state(message.group("rng")["state"].clone())
     student = task.networks.load(name, message.group("model"), role="student")
@@ -73,10 +77,15 @@ def learnt(task: Task, message: Message, shared: Mapping[str, Tensor]) -> Messag
         )
     figures = {key: value for key, value in asdict(done).items() if key != "snapshots"}
     taken = {f"{SNAPSHOT}{i}": state for i, state in enumerate(done.snapshots)}
-    return Message.of(student=student.state_dict(), **taken, figures=json.dumps(figures), snapshots=len(taken))
+    about: dict[str, Value] = {"figures": json.dumps(figures), "seconds": time.perf_counter() - clock}
+    return Message.of(student=student.state_dict(), **taken, **about, snapshots=len(taken))
 
 
-def _waited(wait: Callable[[], Message]) -> Learned:
+_TOOK: WeakKeyDictionary[Task, dict[str, float]] = WeakKeyDictionary()  # seconds that each student took last
+
+
+def _waited(wait: Callable[[], Message], name: str, took: dict[str, float]) -> Learned:
     message = wait()
+    took[name] = float(message.values["seconds"])
     taken = tuple(clone(message.group(f"{SNAPSHOT}{i}")) for i in range(int(message.values["snapshots"])))
     return Distilled(**json.loads(str(message.values["figures"])), snapshots=taken), clone(message.group("student"))

@@ -91,8 +91,10 @@ def transfer(
         held = samples.take(some), table.targets[some.to(table.targets.device)]
         samples, table = samples.take(rest), table.take(rest)
     alone = private or not ahead(task)  # otherwise workers measure while students learn
-    asked = None if alone else Asked(task, models, teachers, weighting, round)
-    students = learn(task, models, samples, table, options, round, view=view, inputs=inputs, snapshots=snapshots)
+    found: list[Asked] = []
+    ask = lambda: None if alone else found.append(Asked(task, models, teachers, weighting, round))
+    students = learn(task, models, samples, table, options, round, view=view, inputs=inputs, snapshots=snapshots, meanwhile=ask)
+    asked = found[0] if found else None
     if heard.samples:
         round.note(weights=heard.means())
     # measured last, so that a weighting that draws at random gives the same model whether or not it is measured
@@ -146,8 +148,10 @@ def learn(
     view: Callable[[Network], Network] = lambda network: network,
     inputs: Callable[[int, torch.Generator], Tensor] | None = None,
     snapshots: int = 0,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[str, State]:
-    """The students' part of :func:`transfer`, for a table that already exists."""
+    """The students' part of :func:`transfer`, for a table that already exists. ``meanwhile`` starts other work for the workers:
+    after students that learn there, so that its small pieces fill the time in which the last student learns."""
     if options.backbone_rate is None:
         options = options.model_copy(update={"backbone_rate": task.config.local.backbone_rate})
     students: dict[str, State] = {}
@@ -156,6 +160,7 @@ def learn(
     later: dict[str, Callable[[], Learned]] = {}
     if len(models) > 1 and whole and isinstance(table, Table) and task.jobs is not None and task.device.type == "cpu":
         later = learn_later(task, models, samples, table, options, round, snapshots)
+    meanwhile()
     for name, start in models.items():
         if name in later:
             done, students[name] = later[name]()
