@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ PROTOTYPES = ["resnet8", "cnn", "resnet20", "cnn-small", "vgg9", "mobilenetv3-sm
 
 # runs in either tree, so it uses only what both have; numbers to stdout as one line of JSON
 CHILD = """
-import hashlib, json, os, resource, sys, time
+import hashlib, json, sys, time
 from pathlib import Path
 from fedstill.run.configuration import parse
 from fedstill.run.listener import Listener
@@ -44,7 +45,6 @@ class Clock(Listener):
 tree, out = json.loads(sys.argv[1]), Path(sys.argv[2])
 clock = Clock()
 result = run(parse(tree), out, listeners=[clock])
-used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 parts = {p: sum(l["seconds"].get(p, 0.0) for l in result.history[1:]) for p in ("train", "fuse", "judge", "evaluate")}
 digest = hashlib.sha256()
 for name, state in sorted(result.server.models.items()):
@@ -52,7 +52,6 @@ for name, state in sorted(result.server.models.items()):
         digest.update(state[key].cpu().contiguous().numpy().tobytes())
 print(json.dumps({
     "seconds": (clock.ends[-1] - clock.ends[0]) / max(1, len(clock.ends) - 1),
-    "cpu": sum(u.ru_utime + u.ru_stime for u in used),
     "parts": parts,
     "models": digest.hexdigest()[:16],
     "figures": [[l["accuracy"], l["merged_accuracy"], l["ensemble_accuracy"]] for l in result.history],
@@ -88,6 +87,7 @@ def configuration(system: str, given: argparse.Namespace) -> dict[str, Any]:
 
 def one(tree: Path, config: dict[str, Any]) -> dict[str, Any]:
     """One run in a source tree."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
@@ -100,7 +100,8 @@ def one(tree: Path, config: dict[str, Any]) -> dict[str, Any]:
     if done.returncode:
         sys.exit(done.stderr[-3000:])
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)  # here: at the end of a run its workers' time is known to their parent
+    return {**found, "cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
 
 
 def main() -> None:
