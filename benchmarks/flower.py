@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -172,6 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", help="a folder that holds mnist; the embedded digits where not given")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--repeat", type=int, default=3, help="turns of each; their median counts")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", default="lenet", help="the network; by default that of Flower's quick start")
     parser.add_argument("--json", type=Path, help="also write the ratios to this file")
@@ -190,11 +192,13 @@ def main() -> None:
     if given.engine:
         print(json.dumps(here(given.engine)))
         return
-    found = {}
-    for engine in engines:
-        # a process each, unless the figures mean nothing
-        found[engine] = here(engine) if given.smoke else in_new_process(engine)
-        print(engine, found[engine], flush=True)
+    turns: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
+    for _ in range(1 if given.smoke else given.repeat):
+        for engine in engines:
+            # a process each, unless the figures mean nothing
+            turns[engine].append(here(engine) if given.smoke else in_new_process(engine))
+            print(engine, turns[engine][-1], flush=True)
+    found = {engine: {row: median(turn[row] for turn in own) for row in own[0]} for engine, own in turns.items()}
     ours = found["inprocess"]
     heads = "  ".join(f"{ENGINES[e]:>18}  {'ratio':>6}" for e in engines[1:])
     print(f"{'':>14}  {ENGINES['inprocess']:>9}  {heads}")
