@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.errors import FedstillError
-from fedstill.core.message import KINDS, Message
+from fedstill.core.message import Message
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
 values = st.dictionaries(
@@ -44,6 +44,12 @@ def test_views_of_one_storage_travel_as_their_own_tensors():
 def test_equal_messages_are_equal_bytes():
     one = Message.of(model={"b": torch.ones(2), "a": torch.zeros(3)}, samples=3, loss=0.5)
     assert one.to_bytes() == Message.from_bytes(one.to_bytes()).to_bytes()
+
+
+KINDS = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool),
+)
 
 
 @pytest.mark.parametrize("name", ["a", 'é"\n'])

@@ -11,11 +11,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from fedstill.core.errors import FedstillError
@@ -88,12 +86,12 @@ class Message:
 
     def to_bytes(self) -> bytes:
         """The message as safetensors."""
-        return b"".join(_pieces(self.tensors, {"values": json.dumps(self.values)}))
+        specified, _held = _specified(self.tensors)
+        return bytes(safetensors.serialize(specified, {"values": json.dumps(self.values)}))
 
     def write(self, path: Path) -> None:
         """Write the message to ``path`` as it is, for a reader on this machine; :meth:`save` is for what must last."""
-        with open(path, "wb") as file:
-            file.writelines(_pieces(self.tensors, {"values": json.dumps(self.values)}))
+        path.write_bytes(self.to_bytes())  # not safetensors' own writer: a full disk is an OSError here
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Message:
@@ -123,41 +121,16 @@ class Message:
         return iter(self.tensors)
 
 
-# safetensors' names of the types, in its order of tensors: the widest first, so that each begins at a multiple of its width
-KINDS = {
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-ORDER = {kind: place for place, kind in enumerate(KINDS)}
+def _specified(tensors: Mapping[str, Tensor]) -> tuple[dict[str, safetensors.TensorSpec], list[Tensor]]:
+    """What safetensors needs to know of the tensors, and the memory that it reads, which must stay alive until it has. Its own
+    function for torch looks for shared memory first, which takes longer than writing many small tensors."""
+    held = [tensor.detach().cpu().contiguous() for tensor in tensors.values()]
+    return {name: _specification(tensor) for name, tensor in zip(tensors, held, strict=True)}, held
 
 
-def _pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
-    """A safetensors file in pieces. The package's own writer gives the same bytes; for many small tensors it takes several times
-    as long, and it refuses tensors that share memory."""
-    header: dict[str, Any] = {"__metadata__": metadata}
-    data, end = [], 0
-    for name in sorted(tensors, key=lambda name: (ORDER[tensors[name].dtype], name)):
-        tensor = tensors[name].detach()
-        flat = tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, end + flat.nbytes]}
-        data.append(flat.data)
-        end += flat.nbytes
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little"), text, *data]
+def _specification(tensor: Tensor) -> safetensors.TensorSpec:
+    kind, size = str(tensor.dtype).removeprefix("torch."), tensor.numel() * tensor.element_size()
+    return safetensors.TensorSpec(dtype=kind, shape=list(tensor.shape), data_ptr=tensor.data_ptr(), data_len=size)
 
 
 def clone(state: Mapping[str, Tensor]) -> State:
