@@ -133,10 +133,12 @@ def test_rounds_to_a_target_the_summary_does_not_know_come_from_the_history(tmp_
 
 def test_a_line_of_the_wrong_shape_is_left_out_and_named(tmp_path):
     good = {"judge": "pool", "points": [0.0, 1.0], "scores": {"a": [0.5, 0.6], "b": [0.5]}, "delivered": {"a": 1.0, "b": "x"}}
+    good["past"] = {"a": {"rounds": 2, "delivered": 0.5}, "b": {"rounds": "x", "delivered": 7}, "c": 7}
     lines = [{"round": 1, "line": good}, {"round": 2, "line": {"points": [1.0, 0.0]}}, {"round": 3, "line": 7, "accuracy": 70.0}]
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     run = load_run(tmp_path)
     empty = {"carried": {}, "snapshots": {}, "faults": {}}
+    empty["past"] = {"a": {"rounds": 2, "delivered": 0.5}, "b": {"rounds": 0, "delivered": None}}
     assert run.history[0]["line"] == good | {"scores": {"a": [0.5, 0.6]}, "delivered": {"a": 1.0}} | empty
     assert [line["line"] for line in run.history[1:]] == [None, None]
     assert any("'line' is not usable in 2 rounds (2, 3)" in p for p in run.problems)
